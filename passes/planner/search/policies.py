@@ -28,6 +28,11 @@ CPU_TIME_FACTORS = (1.0, 2.0, 4.0)
 # Every cut costs two simulations of the whole network: trying all takes quadratic time.
 _COARSE_CUTS = 128
 """Of a network with more kernels than this not every cut is tried, but every one near the best of these."""
+STREAMED_SHARES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9)
+"""Shares of the weights on the GPU that are fetched in each run; few are worth more than half of them."""
+# A lookup in a table reads some rows of it, and is three orders below.
+IDLE_SHARE = 0.1
+"""Of the time that a byte of weights saves on the GPU on average: kernels with less leave it."""
 # Which one is best depends on how much is fetched; each costs one simulation, so several are tried.
 RESERVES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 """Shares of the budget that a fill leaves to prefetching, which full memory has no room for."""
@@ -123,6 +128,44 @@ def light_fills(problem: Problem) -> Iterator[Decisions]:
         # a little and much of RESERVES: times the shares, all would be sixty starts
         for reserve in (0.05, 0.2):
             yield fill(problem, on_gpu, order, int(problem.budget_bytes * reserve))
+
+
+def streaming_fills(problem: Problem) -> Iterator[Decisions]:
+    """Some weights are fetched, evenly spread over the run, so that the link is busy all the time.
+
+    In between the CPU may have kernels that are pinned there, as those of a decoder that touch its caches
+    on the host. Those that lose little there for the bytes of their weights run there, too, as lookups in
+    tables do.
+    """
+    on_gpu = _without_idle_weights(problem, kernels_that_fit(problem))
+    order = sorted(range(len(problem.gaps)), key=lambda e: (_length(problem, problem.gaps[e]), e))
+    first_use = {
+        tensor: use
+        for tensor, uses in enumerate(problem.uses)
+        if problem.is_weight[tensor] and (use := next((k for k in uses if on_gpu[k]), None)) is not None
+    }
+    for share in STREAMED_SHARES:
+        streamed, due_bytes = set[int](), 0.0
+        for tensor in sorted(first_use, key=lambda t: first_use[t]):
+            due_bytes += share * problem.size_bytes[tensor]
+            if due_bytes >= problem.size_bytes[tensor] / 2:
+                streamed.add(tensor)
+                due_bytes -= problem.size_bytes[tensor]
+        yield fill(problem, on_gpu, [e for e in order if problem.gaps[e].tensor not in streamed], 0)
+
+
+def _without_idle_weights(problem: Problem, on_gpu: Sequence[bool]) -> list[bool]:
+    """Without the kernels that gain little on the GPU, passing on of results included, for their weights."""
+    lost_us, weight_bytes = [0.0] * problem.kernel_count, [0] * problem.kernel_count
+    for kernel, (inputs, outputs) in enumerate(zip(problem.inputs, problem.outputs, strict=True)):
+        weight_bytes[kernel] = sum(problem.size_bytes[t] for t in inputs if problem.is_weight[t])
+        passed_us = sum(problem.d2h_us[t] for t in inputs if not problem.is_weight[t])
+        passed_us += sum(problem.h2d_us[t] for t in outputs)
+        lost_us[kernel] = problem.cpu_us[kernel] - problem.gpu_us[kernel] + passed_us
+    counted = [k for k, gpu in enumerate(on_gpu) if gpu and weight_bytes[k] and lost_us[k] < math.inf]
+    mean = sum(lost_us[k] for k in counted) / max(1, sum(weight_bytes[k] for k in counted))
+    idle = {k for k in counted if lost_us[k] < IDLE_SHARE * mean * weight_bytes[k]}
+    return [gpu and kernel not in idle for kernel, gpu in enumerate(on_gpu)]
 
 
 def earliest_fills(problem: Problem) -> Iterator[Decisions]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from hybridc.passes.planner.model.problem import BEFORE_ALL, Problem
 from hybridc.passes.planner.model.simulate import simulate
 from hybridc.passes.planner.search.policies import (
     BASELINES,
+    STREAMED_SHARES,
     Evaluate,
     all_cpu,
     decisions_of,
@@ -24,6 +26,7 @@ from hybridc.passes.planner.search.policies import (
     light_fills,
     offload_everything,
     relaxed_fills,
+    streaming_fills,
     with_gpu_kernels,
 )
 from tests.support.planner_problems import ProblemBuilder, problems
@@ -61,6 +64,34 @@ def test_layer_split_puts_as_much_as_fits_on_the_gpu(budget_bytes: int, on_gpu: 
 def test_layer_split_takes_the_better_side() -> None:
     problem = replace(chain(45), gpu_us=(90.0, 10.0, 10.0, 10.0))
     assert layer_split(problem, evaluate(problem)).on_cpu == (True, False, False, False)
+
+
+def test_streamed_weights_are_spread_evenly_over_the_run() -> None:
+    build = ProblemBuilder()
+    value = build.input(1)
+    for _ in range(20):
+        value = build.kernel(value, build.weight(10), size=1, gpu_us=10, cpu_us=100)
+    problem = build.problem(1000, wanted=(value,))
+    for number, chosen in enumerate(streaming_fills(problem)):
+        streamed = [
+            gap.end
+            for gap, keep in zip(problem.gaps, chosen.keep, strict=True)
+            if problem.is_weight[gap.tensor] and not keep
+        ]
+        assert len(streamed) == round(STREAMED_SHARES[number] * 20)
+        distances = [after - before for before, after in pairwise(streamed)]
+        assert max(distances, default=0) - min(distances, default=0) <= 1
+        assert not any(chosen.on_cpu)
+
+
+def test_a_lookup_in_a_large_table_leaves_the_gpu_to_products() -> None:
+    build = ProblemBuilder()
+    value = build.kernel(build.input(1), build.weight(500), size=1, gpu_us=10, cpu_us=9)
+    for _ in range(4):
+        value = build.kernel(value, build.weight(20), size=1, gpu_us=10, cpu_us=100)
+    problem = build.problem(1000, wanted=(value,))
+    for chosen in streaming_fills(problem):
+        assert chosen.on_cpu == (True, False, False, False, False)
 
 
 def test_offloading_everything_streams_weights_and_keeps_what_the_next_kernel_reads() -> None:
