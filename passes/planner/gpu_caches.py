@@ -20,8 +20,9 @@ from hybridc.passes.planner.emit.resident_states import without_bytes
 from hybridc.passes.planner.model.caches import CacheGroup, cache_groups
 from hybridc.passes.planner.model.context import PlanningContext, Unheard
 from hybridc.passes.planner.model.pins import NO_PINS, Pins
+from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.other_ways import layer_split
-from hybridc.passes.planner.search.partition import partition, rough_time_us, time_bound_us
+from hybridc.passes.planner.search.partition import partition, problem_bound_us, rough_time_us
 
 # Each costs a short search. Layers are alike, so the time changes little from one number to the next.
 _SHARES = 8
@@ -69,17 +70,54 @@ def _searched(context: PlanningContext, pins: Pins, placed: PlacedPlan, budget_b
 
 
 def cache_bound_us(context: PlanningContext, pins: Pins, budget_bytes: int) -> float:
-    """What no plan is faster than, wherever the caches lie that the user's pins do not bind to a device."""
-    names = {name for each in _gpu_groups(context, pins) for name in each.names}
-    free = replace(context, graph=without_bytes(context.graph, names), pins=pins)
-    return time_bound_us(free, budget_bytes)
+    """What no plan is faster than, wherever the caches lie that the user's pins do not bind to a device.
+
+    A cache on the GPU holds its bytes throughout. Those that pins have there may be copied in each run if
+    there is no room: they are taken to hold nothing.
+    """
+    graph, groups = context.graph, _gpu_groups(context, pins)
+    names = {name for each in groups for name in each.names}
+    free = replace(context, graph=without_bytes(graph, names), pins=pins)
+    return problem_bound_us(_with_caches(free.problem, graph, groups, pins), budget_bytes)
+
+
+def _with_caches(problem: Problem, graph: Graph, groups: Sequence[CacheGroup], pins: Pins) -> Problem:
+    """With a weight that stays for the caches of each group that may lie on either device.
+
+    Requires: the problem is of the graph, in which the caches themselves have no bytes.
+    """
+    either = [each for each in groups if Device.CPU in each.devices(graph, pins)]
+    first, inputs = len(problem.tensor_names), list(problem.inputs)
+    for number, group in enumerate(either, first):
+        users = {graph.kernels[position].name for position in group.kernels}
+        for place, name in enumerate(problem.kernel_names):
+            if name in users:
+                inputs[place] = (*inputs[place], number)
+    sizes = [each.size_bytes(graph) for each in either]
+    # nothing copies them, and at the rate of the fastest copy they say nothing new of the link
+    rates = [size / us for size, us in zip(problem.size_bytes, problem.h2d_us, strict=True) if size and us]
+    copy_us = [size / max(rates, default=1.0) for size in sizes]
+    return replace(
+        problem,
+        tensor_names=(*problem.tensor_names, *(f"caches with {each.pairs[0][0]}" for each in either)),
+        inputs=tuple(inputs),
+        size_bytes=(*problem.size_bytes, *sizes),
+        h2d_us=(*problem.h2d_us, *copy_us),
+        d2h_us=(*problem.d2h_us, *copy_us),
+        is_weight=(*problem.is_weight, *(True for _ in either)),
+        wanted_on_host=(*problem.wanted_on_host, *(False for _ in either)),
+        stays=frozenset(range(first, first + len(either))),
+    )
 
 
 def _gpu_groups(context: PlanningContext, pins: Pins) -> list[CacheGroup]:
-    """The caches that may be on the GPU, those first that have to."""
+    """The caches that may be on the GPU, those first that have to, then the last ones.
+
+    A run then begins with attention on the CPU, beside which weights are fetched for the rest.
+    """
     found = [(each, each.devices(context.graph, pins)) for each in cache_groups(context.graph)]
     possible = [(each, where) for each, where in found if Device.GPU in where]
-    return [each for each, _ in sorted(possible, key=lambda pair: Device.CPU in pair[1])]
+    return [each for each, _ in sorted(reversed(possible), key=lambda pair: Device.CPU in pair[1])]
 
 
 def _beside(

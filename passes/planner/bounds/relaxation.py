@@ -35,7 +35,8 @@ Rows, and why every trace satisfies them
              w_c says which, sum of w_c = 1, x_k = sum of w_c over those with k on the GPU. From the end of
              the first cut to that of the second it takes at least sum of w_c times the least time of c.
   needs      f_e + a_e + y_e >= x_j by definition. y_e <= x_i + y_(e-1): a live range goes on from a
-             GPU event or from before. Inputs are not there from before; pinned weights are, for good.
+             GPU event or from before. Inputs are not there from before; pinned weights are, for good. What
+             stays has f_e = 0 and one y for all gaps: it is there throughout, or none of its users is.
              h_t + q_p >= x_p - x_j, >= x_p if the host wants t, >= f_e + x_p - 1: only a copy or a second
              run brings to the host what the GPU made.
   memory     at S_k: x_k (working set - overwritten) + sum of b y_e over gaps around k + V_k + O_k <= B. No
@@ -160,7 +161,7 @@ class _Rows:
         self.y = [
             lp.variable(0, float(gap.start != BEFORE_ALL or problem.is_weight[gap.tensor])) for gap in gaps
         ]
-        self.f = [lp.variable(0, 1) for _ in gaps]
+        self.f = [lp.variable(0, float(gap.tensor not in problem.stays)) for gap in gaps]
         makers = [problem.producer[gap.tensor] for gap in gaps]
         self.again = [lp.variable(0, 0.0 if k == BEFORE_ALL else on_gpu_again[k]) for k in makers]
         self.h = [lp.variable(0, float(problem.producer[t] != BEFORE_ALL)) for t in tensors]
@@ -297,6 +298,8 @@ class _Rows:
                 lp.at_least([(self.x[gap.start], 1.0), *before, (self.y[e], -1.0)])
             if problem.is_weight[tensor] and e > gaps.start:
                 lp.at_least([(self.y[e], 1.0), (self.y[gaps.start], -1.0)])
+            if tensor in problem.stays and e > gaps.start:
+                lp.at_least([(self.y[gaps.start], 1.0), (self.y[e], -1.0)])
             if on_host:
                 lp.at_least([*on_host, (self.x[producer], -1.0), (self.x[gap.end], 1.0)])
                 lp.at_least([*on_host, (self.x[producer], -1.0), (self.f[e], -1.0)], -1.0)

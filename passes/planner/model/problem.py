@@ -69,6 +69,9 @@ class Problem:
     repeats: frozenset[int] = frozenset()
     """Positions at which a kernel stands again: it runs there on the GPU or, "on the CPU", not at all. Its
     one result is that of its first run, which is on the GPU again from there on."""
+    stays: frozenset[int] = frozenset()
+    """Weights that no run copies: all that reads such a one runs on the device that it lies on. For bounds
+    alone: the simulation takes them for weights as any other."""
     contention: Contention = UNSHARED
     """What kernels and copies lose that run at once. Times above are those by themselves."""
 

@@ -27,7 +27,13 @@ from hybridc.passes.planner.model.rematerialize import with_repeats
 from hybridc.passes.planner.model.simulate import simulate
 from hybridc.passes.planner.model.structure import runs_again, smallest_working_set_bytes
 from hybridc.passes.planner.search.budget_grid import Wish, plan_all_budgets
-from hybridc.passes.planner.search.policies import all_cpu, greedy_fills, light_fills, with_gpu_kernels
+from hybridc.passes.planner.search.policies import (
+    all_cpu,
+    greedy_fills,
+    light_fills,
+    streaming_fills,
+    with_gpu_kernels,
+)
 from hybridc.passes.planner.search.proof import proven
 
 _ROUGH_SHARE = 0.2
@@ -138,7 +144,12 @@ def time_bound_us(context: PlanningContext, budget_bytes: int, *, quick: bool = 
 
     A `quick` bound is looser, but takes no time, where the linear programme takes half a minute.
     """
-    problem = replace(context.problem, budget_bytes=budget_bytes)
+    return problem_bound_us(context.problem, budget_bytes, quick=quick)
+
+
+def problem_bound_us(problem: Problem, budget_bytes: int, *, quick: bool = False) -> float:
+    """Likewise of a problem, whose own budget does not matter."""
+    problem = replace(problem, budget_bytes=budget_bytes)
     if problem.kernel_count <= LARGEST_KERNEL_COUNT or quick:
         return simple_time_bound_us(problem)  # the order of the kernels may be another
     return time_bound(problem, again=runs_again(with_repeats(problem)), shared=True).bound_us
@@ -266,7 +277,12 @@ def _roughly(context: PlanningContext, budget_bytes: int) -> PlacedPlan | None:
 def _rough(problem: Problem, effort: Effort) -> tuple[Decisions, float]:
     """Decisions and their time from a short search; the time is infinite if nothing fits."""
     core = Core(problem)
-    starts = [all_cpu(problem, _untimed), *greedy_fills(problem), *light_fills(problem)]
+    starts = [
+        all_cpu(problem, _untimed),
+        *greedy_fills(problem),
+        *light_fills(problem),
+        *streaming_fills(problem),
+    ]
     fitting = [found for found in map(core.repaired, starts) if found is not None]
     if not fitting:
         return starts[0], math.inf

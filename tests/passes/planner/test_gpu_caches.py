@@ -215,6 +215,16 @@ def test_robust_plans_keep_caches_in_place() -> None:
     assert not copied(graph, plan) and all(stays_in_place(graph, plan))
 
 
+def test_the_bound_counts_what_caches_hold_of_the_gpu() -> None:
+    """With memory for half of the caches a good part of what the CPU does without any is left to it."""
+    graph, fast_link = decoder(5, cache=4000, weight=1), machine(gpu_gflops=1e6, link_gb_s=1e4)
+    caches_bytes = 5 * 2 * 4000 * UNIT
+    plans = [planned(graph, share * caches_bytes // 100, fast_link) for share in (1, 50, 110)]
+    none_us, half_us, all_us = (plan.time_bound_us for plan in plans)
+    assert half_us - all_us > (none_us - all_us) / 4 > all_us / 4
+    assert all(plan.time_bound_us <= plan.makespan_us for plan in plans)
+
+
 def test_a_tightened_bound_is_below_what_is_found_with_caches_on_the_gpu() -> None:
     graph, slow_link = decoder(4, cache=40), machine(gpu_gflops=1e6, link_gb_s=0.1)
     plan = planned(graph, None, slow_link)
