@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from hybridc.appended_rows import is_appended_rows
 from hybridc.ir import Device
 from hybridc.schedules import cpu, cuda
 from hybridc.schedules.cpu.elementwise.elementwise import elementwise
@@ -44,6 +45,8 @@ def schedule(request: Request, device: Device) -> Scheduled | None:
 
 
 def _on_cpu(request: Request) -> Scheduled | None:
+    if is_appended_rows(request.function):
+        return _first(cpu.RULES, request)  # of caches that stay in place in any type
     wide = widened(request.function)
     if wide is None:
         made = _first(cpu.INTEGER_RULES, request)

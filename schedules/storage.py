@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import tvm_ffi
 from tvm import ir, s_tir, te, tirx
 
+from hybridc.schedules.conversion import converted
 from hybridc.schedules.cpu.core.micro_kernel import function_of
 from hybridc.schedules.packing import Packing
 from hybridc.schedules.rule import Request, Rule, Scheduled
@@ -225,7 +225,7 @@ def retyped(
         if buffer is None:
             return mutator.default_mutate(node)
         indices = [mutator.mutate(i) for i in node.indices]
-        value = _converted(mutator.mutate(node.value), str(buffer.dtype))
+        value = converted(mutator.mutate(node.value), str(buffer.dtype))
         return tirx.BufferStore(buffer, value, indices, node.span)
 
     def cast(node: tirx.Cast, mutator: tvm_ffi.StructuralMutator) -> ir.Expr:
@@ -253,23 +253,6 @@ def retyped(
         (ir.Var, lambda v, _: new.get(v, v)),
     ]
     return tvm_ffi.structural_mutate(body, callbacks)
-
-
-def _converted(value: ir.Expr, dtype: str) -> ir.Expr:
-    """A value in another type; as it was read where it is only moved."""
-    lanes = str(value.ty.dtype).partition("x")[2]
-    wanted = f"{dtype}x{lanes}" if lanes else dtype
-    if isinstance(value, tirx.Cast) and str(value.value.ty.dtype) == wanted:
-        return value.value
-    if isinstance(value, tirx.FloatImm):
-        return tirx.FloatImm(dtype, float(np.asarray(value.value).astype(dtype)))
-    if isinstance(value, tirx.Select):
-        branches = _converted(value.true_value, dtype), _converted(value.false_value, dtype)
-        return tirx.Select(value.condition, *branches)
-    if isinstance(value, ir.Call) and value.op.name.rpartition(".")[2] == "if_then_else":
-        condition, *values = value.args
-        return tirx.if_then_else(condition, *(_converted(v, dtype) for v in values))
-    return tirx.Cast(wanted, value)
 
 
 def _converts(body: tirx.Stmt) -> bool:

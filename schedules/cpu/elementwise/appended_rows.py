@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tvm import ir, tirx
 
 from hybridc.appended_rows import APPENDED_ROWS
+from hybridc.schedules.conversion import converted
 from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
     function_of,
@@ -28,7 +29,7 @@ def appended_rows(request: Request) -> Scheduled | None:
     """Accepts `hybridc/appended_rows.py`: past [batch, heads, positions, depth], new, before and result.
 
     The past is copied unless the result has its place in memory (`Kernel.may_overwrite`); then the new rows
-    are written. A task is a row.
+    are written, rounded where a cache has fewer bits. A task is a row.
     """
     nest = read_nest(request.function)
     if nest is None or [block.annotations.get("operator") for block in nest.blocks] != [APPENDED_ROWS]:
@@ -62,9 +63,8 @@ def _row(
 
     def vector(start: ir.Expr, width: int) -> tirx.Stmt:
         def element(lane: ir.Expr) -> tirx.Stmt:
-            return tirx.BufferStore(
-                to, tirx.BufferLoad(source, [*point, start + lane]), [*target, start + lane]
-            )
+            value = converted(tirx.BufferLoad(source, [*point, start + lane]), str(to.dtype))
+            return tirx.BufferStore(to, value, [*target, start + lane])
 
         return vectorized(width, element)
 

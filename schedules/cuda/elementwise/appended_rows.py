@@ -10,6 +10,7 @@ from tvm.backend.cuda.op import cuda_func_call
 
 from hybridc.appended_rows import is_appended_rows
 from hybridc.ir.graph import dtype_bits
+from hybridc.schedules.conversion import converted
 from hybridc.schedules.cuda.core.kernel import (
     KernelBuilder,
     Threads,
@@ -40,17 +41,18 @@ static __device__ __attribute__((noinline)) int {_DIFFER}(const void* a, const v
 def appended_rows(request: Request) -> Scheduled | None:
     """Accepts `hybridc/appended_rows.py`: past [batch, heads, positions, depth], new, before and result.
 
-    A thread writes a vector of the new rows. Where the result has another place in memory than the past
-    (`Kernel.may_overwrite`), threads copy the other rows, each those that are a grid apart.
+    A thread writes a vector of the new rows, rounded where a cache has fewer bits. Where the result has
+    another place in memory than the past (`Kernel.may_overwrite`), threads copy the other rows, each those
+    that are a grid apart.
     """
     if not is_appended_rows(request.function):
         return None
     past, new, before, result = request.function.params
-    if not str(past.dtype) == str(new.dtype) == str(result.dtype):
+    if str(past.dtype) != str(result.dtype):
         return None
     batch, heads, positions, depth = shape_of(past)
     length = shape_of(new)[2]
-    width = math.gcd(depth, VECTOR_BITS // dtype_bits(str(past.dtype)))
+    width = math.gcd(depth, VECTOR_BITS // max(dtype_bits(str(p.dtype)) for p in (past, new)))
     added, kept = ((batch, heads, rows, depth // width) for rows in (length, positions))
     needed, useful = (-(-math.prod(vectors) // BLOCK_THREADS) for vectors in (added, kept))
     blocks = max(needed, min(_COPYING_BLOCKS, useful))
@@ -65,7 +67,8 @@ def appended_rows(request: Request) -> Scheduled | None:
 
         def element(lane: ir.Expr) -> tirx.Stmt:
             at = vector * integer(width) + lane
-            return tirx.BufferStore(result, tirx.BufferLoad(source, [b, h, source_row, at]), [b, h, row, at])
+            value = converted(tirx.BufferLoad(source, [b, h, source_row, at]), str(result.dtype))
+            return tirx.BufferStore(result, value, [b, h, row, at])
 
         return vectorized(width, element)
 

@@ -7,6 +7,7 @@ from tvm import relax, tirx
 from hybridc.passes.fuse.attention import Attention, TransposedOperand, attention_function
 from hybridc.schedules.cpu.attention.attention import attention
 from hybridc.schedules.cpu.attention.few_queries import MOST_QUERIES, few_queries
+from hybridc.schedules.storage import stored
 
 
 def function(
@@ -70,6 +71,28 @@ def test_attention_equals_float64(harness, batch, rows, columns, heads, depth, m
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     expected = weights / weights.sum(-1, keepdims=True) @ wide[2]
     assert np.abs(result - expected.transpose(0, 2, 1, 3)).max() <= 2e-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(("rows", "rule"), [(20, attention), (4, few_queries), (1, few_queries)])
+def test_keys_and_values_of_16_bits_are_read_where_they_are(harness, rows, rule):
+    """As a decoder may store them: queries and result are float32, and nothing is copied that was not."""
+    wide = function(1, rows, 150, 2, 64, masked=True)
+    made = stored(wide, {1: "float16", 2: "float16"})
+    scheduled = harness.schedule(made)
+    assert scheduled.rule == rule.__name__
+    assert scheduled.workspace_bytes == harness.schedule(wide).workspace_bytes
+    rng = np.random.default_rng(rows)
+    q, k, v = (
+        rng.standard_normal((1, n, 2, 64)).astype(dtype)
+        for n, dtype in ((rows, "float32"), (150, "float16"), (150, "float16"))
+    )
+    mask = np.where(np.arange(150) < 130, 0, -np.inf).astype(np.float32).reshape(1, 1, 1, 150)
+    (result,) = harness.run(made, scheduled, [q, k, v, mask])
+    q, k, v = (x.astype(np.float64).transpose(0, 2, 1, 3) for x in (q, k, v))
+    logits = q @ k.transpose(0, 1, 3, 2) / 8 + mask
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    expected = (weights / weights.sum(-1, keepdims=True) @ v).transpose(0, 2, 1, 3)
+    assert np.abs(result - expected).max() <= 2e-6 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("rows", [45, 3])

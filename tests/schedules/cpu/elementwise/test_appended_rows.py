@@ -9,15 +9,20 @@ from tvm import te, tirx
 from hybridc.appended_rows import appended_rows
 from hybridc.schedules.cpu.elementwise.appended_rows import appended_rows as rule
 from hybridc.schedules.shapes import index_shape
+from hybridc.schedules.storage import stored
 
 
-def function(batch: int, heads: int, positions: int, length: int, depth: int, kind: str) -> tirx.PrimFunc:
+def function(
+    batch: int, heads: int, positions: int, length: int, depth: int, kind: str, cache: str = "float32"
+) -> tirx.PrimFunc:
     shapes = (batch, heads, positions, depth), (batch, heads, length, depth), (batch, 1, 1, 1)
     dtypes = "float32", "float32", kind
     inputs = [te.placeholder(index_shape(s), d) for s, d in zip(shapes, dtypes, strict=True)]
-    return te.create_prim_func([*inputs, appended_rows(*inputs)])
+    made = te.create_prim_func([*inputs, appended_rows(*inputs)])
+    return made if cache == "float32" else stored(made, {0: cache, 3: cache})
 
 
+@pytest.mark.parametrize("cache", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize(
     ("batch", "heads", "positions", "length", "depth", "kind"),
@@ -28,18 +33,20 @@ def function(batch: int, heads: int, positions: int, length: int, depth: int, ki
         (1, 1, 6, 6, 16, "int64"),
     ],
 )
-def test_only_new_rows_change(harness, batch, heads, positions, length, depth, kind, in_place):
-    made = function(batch, heads, positions, length, depth, kind)
+def test_only_new_rows_change(harness, batch, heads, positions, length, depth, kind, in_place, cache):
+    """Which are rounded where a cache has 16 bits; no copy of it is made for that."""
+    made = function(batch, heads, positions, length, depth, kind, cache)
     scheduled = harness.schedule(made)
-    assert scheduled.rule == rule.__name__
+    assert scheduled.rule == rule.__name__ and not scheduled.workspace_bytes
     rng = np.random.default_rng([positions, length, depth])
     past, new = (
         rng.standard_normal((batch, heads, n, depth)).astype(np.float32) for n in (positions, length)
     )
+    past = past.astype(cache)
     before = rng.integers(0, positions - length + 1, (batch, 1, 1, 1)).astype(kind)
     expected = past.copy()
     for b, first in enumerate(before.ravel()):
-        expected[b, :, first : first + length] = new[b]
+        expected[b, :, first : first + length] = new[b].astype(cache)
     inputs = [past, new, before]
     found = (
         harness.run_in_place(scheduled, inputs, 0) if in_place else harness.run(made, scheduled, inputs)[0]

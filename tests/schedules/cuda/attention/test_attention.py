@@ -37,6 +37,7 @@ def test_attention_of_drawn_sizes() -> None:
     cases["turned"] = drawn(generator, (2, 20, 37, 2), 32, 20, "none", TILES, turned=True)
     # types that tensor cores do not multiply together
     cases["mixed"] = drawn(generator, (1, 18, 19, 2), 32, 40, "keys", TILES, {1: "float16", 3: "float16"})
+    cases["cache"] = drawn(generator, (1, 18, 40, 2), 64, 64, "keys", TILES, {1: "float16", 2: "float16"})
     check(cases)
 
 
@@ -79,6 +80,7 @@ def few_cases() -> dict[str, Case]:
     cases["in_parts_unseen"] = drawn(generator, (1, 2, 9000, 1), 64, 56, "unseen", FEW, "float16")
     cases["single"] = drawn(generator, (1, 1, 1, 1), 32, 32, "none", FEW)
     cases["mixed"] = drawn(generator, (1, 2, 40, 1), 64, 48, "none", FEW, {0: "float16", 2: "float16"})
+    cases["cache"] = drawn(generator, (1, 2, 90, 2), 64, 64, "keys", FEW, {1: "float16", 2: "float16"})
     return cases
 
 
