@@ -55,6 +55,8 @@ FixedShape = tuple[int | None, ...]
 FP32, FP16, BF16, TF32, INT8 = PRECISIONS = ("fp32", "fp16", "bf16", "tf32", "int8")
 """fp16: tensors are stored in 16 bits, on both devices; bf16: the CPU multiplies such numbers; tf32: the
 GPU's tensor cores do; int8: either multiplies those of quantized models."""
+KV_CACHES: tuple[str, ...] = (FP16,)
+"""Types in which the keys and values of a decoder can be stored, whatever the model has."""
 ROUNDING_ERROR = 0.01
 """How much rounding to fp16, bf16 or tf32 may change a kernel's result unless asked otherwise, as a
 fraction of it."""
@@ -290,6 +292,13 @@ def check_precision(precision: str, rounding_error: float, target: Target) -> No
         )
 
 
+def check_kv_cache(kv_cache: str) -> None:
+    """Refuse an unknown type of caches. Raises UsageError HC526."""
+    if kv_cache not in KV_CACHES:
+        what, remedy = f"unknown type of a cache {kv_cache!r}", f"choose from {', '.join(KV_CACHES)}"
+        raise UsageError("HC526", what, remedy=remedy)
+
+
 def check_seconds(seconds: float, purpose: str = "tuning") -> float:
     """Refuse an impossible time for tuning or planning. Raises UsageError HC518."""
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
@@ -401,6 +410,8 @@ class CompileOptions:
     """Of PRECISIONS; where errors stay within the tolerance."""
     rounding_error: float = ROUNDING_ERROR
     """How much rounding to fp16 or bf16 may change a kernel's result, as a fraction of it."""
+    kv_cache: str | None = None
+    """Of KV_CACHES, in which the keys and values of a decoder are stored; None: as in the model."""
     tune_seconds: float | None = None
     """Time for a measured choice among the tiles of CPU kernels; None: none is measured."""
     tune_record: Path | None = None
@@ -467,6 +478,8 @@ class CompileOptions:
             check_threads(self.threads)
         for target in self.target.of_each:
             check_precision(self.precision, self.rounding_error, target)
+        if self.kv_cache is not None:
+            check_kv_cache(self.kv_cache)
         if not self.weights and self.precision in (FP16, BF16, TF32):
             what = f"--precision {self.precision} measures errors with the values of weights"
             raise UsageError("HC500", what, remedy="remove --no-weights")

@@ -10,6 +10,8 @@ from hybridc.frontend import ImportedModel, read_model
 from hybridc.frontend.ranges.opening import Dimension, open_dimensions
 from hybridc.options import CompileOptions
 from hybridc.passes.phases import ImportedNetwork, Job
+from hybridc.passes.precision.stored_caches import with_stored_caches
+from hybridc.passes.precision.wide_program import NarrowTensors
 from hybridc.passes.program.program import Program
 from hybridc.sizes import Bucket
 
@@ -48,10 +50,13 @@ def import_model(
             bucket=bucket,
             reads_weights=options.weights,
         )
+    narrow = NarrowTensors()
+    if options.kv_cache is not None:
+        model, narrow = with_stored_caches(model, options.kv_cache)
     sizes = {each.variable: interval.high for each, interval in zip(model.sizes, bucket, strict=False)}
     job = Job(options, model.loop_carried, sizes, many_sizes, cache=cache or NoCache())
     program = Program(model.module, model.weights, model.origins)
-    return model, ImportedNetwork(job, program)
+    return model, ImportedNetwork(job, program, narrow=narrow)
 
 
 def open_dimensions_of(source: Model, options: CompileOptions) -> tuple[Dimension, ...]:

@@ -95,7 +95,7 @@ class ImportedNetwork:
     library: Library = field(default_factory=Library)
     """Of this network, or of what it is a tiling of."""
     narrow: NarrowTensors = field(default_factory=NarrowTensors)
-    """What has 16-bit floats in the model."""
+    """What has 16-bit floats in the model, or is to be stored so."""
 
     @property
     def machine(self) -> Machine:

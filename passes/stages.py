@@ -94,7 +94,8 @@ ToGraph = Callable[[ImportedNetwork, Progress], GraphedNetwork]
 def canonicalize_network(c: ImportedNetwork, _: Progress) -> ImportedNetwork:
     """Rewrite operators to forms that later stages know. Raises ModelError as `canonicalize` does."""
     program, narrow = in_float32(c.program)
-    return replace(c, program=drop_subnormal_weights(share_equal(canonicalize(program))), narrow=narrow)
+    program = drop_subnormal_weights(share_equal(canonicalize(program)))
+    return replace(c, program=program, narrow=narrow.joined(c.narrow))
 
 
 def fuse_cpu_attention(c: ImportedNetwork, _: Progress) -> ImportedNetwork:
@@ -124,7 +125,7 @@ def fuse_network(c: ImportedNetwork, _: Progress) -> FusedNetwork:
     if target.has_gpu and precision == INT8:
         whole = multiply_integers(whole, target.isa)
     if target.has_gpu:
-        is_narrow = bool(c.narrow) or c.job.options.precision == FP16
+        is_narrow = bool(c.narrow.nodes) or c.job.options.precision == FP16
         suits = partial(_has_attention_kernel, is_narrow=is_narrow)
         whole = join_heads(whole, attention_operands(whole, suits), c.library.weights)
         whole = fuse_attention(whole, suits)

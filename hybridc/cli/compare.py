@@ -139,7 +139,9 @@ def execute(arguments: argparse.Namespace) -> int:
     from hybridc.compiler import compile_model
 
     feeds, expected = reference_run(arguments.model, options, arguments.seed)
-    tolerance = _tolerance(arguments, default_tolerance(expected.values(), options.precision))
+    tolerance = _tolerance(
+        arguments, default_tolerance(expected.values(), options.precision, options.kv_cache)
+    )
     rows: list[Comparison] = []
     with scratch_folder("hybridc-compare-") as folder, terminal_progress(quiet=arguments.quiet) as progress:
         compiled = compile_model(arguments.model, folder / "model.hyb", options, progress)
@@ -192,7 +194,7 @@ def _bisected(
                 yield ran.outputs, expected
 
     def tolerance_of(expected: np.ndarray) -> Tolerance:
-        return _tolerance(arguments, default_tolerance([expected], options.precision))
+        return _tolerance(arguments, default_tolerance([expected], options.precision, options.kv_cache))
 
     wrong = next(row for row in rows if not row.passed).worst_output
     return first_miss(arguments.model, wrong, results, tolerance_of)

@@ -21,6 +21,8 @@ class DecoderRow:
     caches: Mapping[Device, int]
     """Caches on each device that has some; a layer has two."""
     cache_bytes: Mapping[Device, int]
+    cache_dtypes: tuple[str, ...]
+    """Types of their elements, each once."""
     positions: int
     """That the caches have room for."""
     sequences: int | None
@@ -78,6 +80,7 @@ def decoder_row(graph: Graph, plan: Plan, machine: Machine | None = None) -> Dec
             device: sum(graph.tensor[old].size_bytes for old, each in where.items() if each is device)
             for device in on
         },
+        cache_dtypes=tuple(dict.fromkeys(graph.tensor[old].dtype for old in where)),
         positions=max(graph.tensor[old].shape[-2] for old in where),
         sequences=sequences,
         tokens=tokens,
@@ -88,8 +91,10 @@ def decoder_row(graph: Graph, plan: Plan, machine: Machine | None = None) -> Dec
 
 def decoder_lines(row: DecoderRow) -> list[str]:
     """Sentences of a plan's summary."""
+    types = " and ".join(row.cache_dtypes)
     places = [
-        f"{row.caches[device]} on the {device.value.upper()} in {format_bytes(row.cache_bytes[device])}"
+        f"{row.caches[device]} of {types} on the {device.value.upper()} in"
+        f" {format_bytes(row.cache_bytes[device])}"
         for device in row.caches
     ]
     each_bytes = sum(row.cache_bytes.values()) // row.positions

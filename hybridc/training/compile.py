@@ -161,6 +161,9 @@ def _checked(options: CompileOptions, spec: TrainingSpec) -> CompileOptions:
     if options.stop_after is not None or options.dump_ir is not None:
         what = "--stop-after and --dump-ir cannot be used with --train"
         raise UsageError("HC525", what, remedy="remove them")
+    if options.kv_cache is not None:
+        what = "--kv-cache is not supported for training"
+        raise UsageError("HC525", what, remedy="remove it: a training step has no cache of keys and values")
     if options.precision not in (FP32, BF16):
         what = f"--precision {options.precision} is not supported for training"
         raise UsageError("HC525", what, remedy="use --precision bf16, or remove it to compute in fp32")

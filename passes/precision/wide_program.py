@@ -34,6 +34,12 @@ class NarrowTensors:
     nodes: Mapping[str, str] = field(default_factory=dict)
     """Of results, by ONNX node."""
 
+    def joined(self, other: NarrowTensors) -> NarrowTensors:
+        """With those of another one, too."""
+        return NarrowTensors(
+            {**self.inputs, **other.inputs}, {**self.outputs, **other.outputs}, {**self.nodes, **other.nodes}
+        )
+
     def __bool__(self) -> bool:
         return bool(self.inputs or self.outputs or self.nodes)
 

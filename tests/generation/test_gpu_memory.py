@@ -98,7 +98,7 @@ def test_reports_say_where_the_caches_are(planned: tuple[Graph, Plan]) -> None:
     assert (row.positions, row.sequences, row.tokens) == (CONTEXT, 1, 1)
     assert row.tokens_per_s == pytest.approx(1e6 / plan.makespan_us)
     text = "\n".join(decoder_lines(row))
-    assert f"{expected[Device.GPU]} on the GPU" in text or not on_gpu
+    assert f"{expected[Device.GPU]} of float32 on the GPU" in text or not on_gpu
     assert "room for 256 tokens of 512 B each" in text and "A run reads 1 new token:" in text
 
 

@@ -13,6 +13,7 @@ from hybridc.errors import UsageError
 from hybridc.options import (
     DEFAULT_PLAN_SECONDS,
     FP32,
+    KV_CACHES,
     PRECISIONS,
     ROUNDING_ERROR,
     CompileOptions,
@@ -248,6 +249,11 @@ def _add_kernels(group: Arguments) -> None:
         help="fp16 stores tensors in 16 bits on both devices, bf16 rounds operands of products on the CPU,"
         " tf32 those on the GPU's tensor cores, int8 computes quantized models with integers"
         f" (default: {FP32})",
+    )
+    add(
+        "--kv-cache",
+        choices=KV_CACHES,
+        help="store the keys and values of a decoder in 16 bits (default: as in the model)",
     )
     add(
         "--rounding-error",

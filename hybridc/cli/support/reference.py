@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,8 @@ def reference_run(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Random feeds of a model, and ONNX Runtime's outputs for them, by name.
 
-    Inputs with values (`options.values`) are not among the feeds, but onnxruntime gets them, too.
+    Inputs with values (`options.values`) are not among the feeds, but onnxruntime gets them, too. Caches have
+    the type that they are to be stored in (`options.kv_cache`); onnxruntime gets the same numbers.
 
     Raises UsageError HC534 if onnxruntime is missing or refuses the model, HC511 if a dimension is
     unknown.
@@ -46,11 +47,28 @@ def reference_run(
     open_inputs = [each for each in session.get_inputs() if each.name not in values]
     feeds = random_feeds(_fixed_inputs(open_inputs, options), seed)
     names = [output.name for output in session.get_outputs()]
+    stored = _stored(feeds, names, options.kv_cache)
+    widened = {name: stored[name].astype(array.dtype) for name, array in feeds.items()}
     try:
-        results = session.run(names, feeds | values)
+        results = session.run(names, widened | values)
     except Exception as error:  # onnxruntime's errors share no base
         raise refused(model, error) from None
-    return feeds, dict(zip(names, results, strict=True))
+    return stored, dict(zip(names, results, strict=True))
+
+
+def _stored(
+    feeds: dict[str, np.ndarray], outputs: Sequence[str], kv_cache: str | None
+) -> dict[str, np.ndarray]:
+    """The feeds with caches of float32 in the type that they are stored in."""
+    from hybridc.passes.precision.stored_caches import CACHE_DTYPES, cache_names
+
+    caches = cache_names(feeds, outputs) if kv_cache is not None else {}
+    return {
+        name: array.astype(CACHE_DTYPES[str(kv_cache)])
+        if name in caches and array.dtype == np.float32
+        else array
+        for name, array in feeds.items()
+    }
 
 
 def open_reference(model: Path, threads: int | None) -> onnxruntime.InferenceSession:

@@ -33,15 +33,20 @@ FLOATS = Tolerance(rtol=5e-5, share=5e-5, least=1e-6)
 """Ten times what deep networks are off, 5e-6 of the largest value. Where all values are next to nothing, they
 are what is left of terms of about one, rounded to 1e-7 each."""
 HALVES = Tolerance(rtol=5e-3, share=5e-3, least=1e-5)
-"""Where outputs are 16-bit floats, which are themselves rounded to 1e-3 (float16) or 8e-3 (bfloat16)."""
+"""Where outputs, or the caches of a decoder, are 16-bit floats, which are themselves rounded to 1e-3
+(float16) or 8e-3 (bfloat16)."""
 REDUCED = Tolerance(rtol=2e-2, share=2e-2, least=1e-5)
 """Of `--precision`: bf16 has 8 bits, a layer may be off by 1 % (`--rounding-error`), and int8 by a step."""
 
 
-def default_tolerance(outputs: Iterable[np.ndarray], precision: str = FP32) -> Tolerance:
+def default_tolerance(
+    outputs: Iterable[np.ndarray], precision: str = FP32, kv_cache: str | None = None
+) -> Tolerance:
     """What passes unless the user says otherwise."""
     if precision != FP32:
         return REDUCED
+    if kv_cache is not None:
+        return HALVES
     halves = any(array.dtype.kind in "fV" and array.dtype.itemsize == 2 for array in outputs)
     return HALVES if halves else FLOATS
 

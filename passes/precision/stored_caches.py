@@ -1,0 +1,59 @@
+"""Keys and values of a decoder that are stored in fewer bits than the model has them in.
+
+Rows are rounded when they are appended; everything that is computed stays float32 (`narrow_storage.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
+
+from hybridc.errors import UsageError
+from hybridc.frontend import ImportedModel, ValueInfo
+from hybridc.options import FP16
+from hybridc.passes.precision.wide_program import NarrowTensors
+from hybridc.schedules.storage import WIDE
+
+_PAST, _PRESENT = "past_key_values.", "present."
+CACHE_DTYPES = {FP16: "float16"}
+"""Of the elements of a cache, by `--kv-cache`."""
+
+
+def cache_names(inputs: Iterable[str], outputs: Container[str]) -> Mapping[str, str]:
+    """The outputs of a decoder that become its caches in the next run, by the inputs that they are then."""
+    pairs = {name: _PRESENT + name.removeprefix(_PAST) for name in inputs if name.startswith(_PAST)}
+    return {past: present for past, present in pairs.items() if present in outputs}
+
+
+def with_stored_caches(model: ImportedModel, kv_cache: str) -> tuple[ImportedModel, NarrowTensors]:
+    """The model with the caches of a decoder as inputs and outputs of the type that `kv_cache` names, and
+    what that makes narrow in its program, which stays float32.
+
+    Caches are `past_key_values.N.key` and `.value`, which become `present.N.key` and `.value`, as
+    onnxruntime-genai and optimum name them; those of 16 bits stay as they are. Raises UsageError HC539 if
+    there are none.
+    """
+    outputs = {value.name: position for position, value in enumerate(model.outputs)}
+    pairs = cache_names([value.name for value in model.inputs], outputs)
+    caches = {
+        value.name: outputs[pairs[value.name]]
+        for value in model.inputs
+        if value.name in pairs and len(value.shape) == 4
+    }
+    if not caches:
+        what = f"--kv-cache {kv_cache} is given, and the model is no decoder with a cache"
+        remedy = f"remove it, or name the caches {_PAST}N.key and .value, and {_PRESENT}N.key and .value"
+        raise UsageError("HC539", what, where=model.source.name, remedy=remedy)
+    dtype = CACHE_DTYPES[kv_cache]
+
+    def stored(value: ValueInfo, *, is_cache: bool) -> ValueInfo:
+        return replace(value, dtype=dtype) if is_cache and value.dtype == WIDE else value
+
+    positions = set(caches.values())
+    inputs = tuple(stored(value, is_cache=value.name in caches) for value in model.inputs)
+    results = tuple(stored(value, is_cache=i in positions) for i, value in enumerate(model.outputs))
+    narrow = NarrowTensors(
+        {new.variable: dtype for old, new in zip(model.inputs, inputs, strict=True) if old is not new},
+        {i: dtype for i, (old, new) in enumerate(zip(model.outputs, results, strict=True)) if old is not new},
+    )
+    return replace(model, inputs=inputs, outputs=results), narrow

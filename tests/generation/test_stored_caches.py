@@ -1,0 +1,189 @@
+"""Decoders whose keys and values are stored in fewer bits than the model has, against onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import hybridc
+from hybridc import models
+from hybridc.errors import HybridcError, UsageError
+from hybridc.ir import Device
+from hybridc.ir.plan import resident_pairs
+from hybridc.report.decoder import decoder_lines, decoder_row
+from tests.support.decoders import CONTEXT, appending, greedy, llama, with_open_lengths
+from tests.support.machines import EAGER_GPU
+
+PROMPT = [5, 17, 200, 3, 99, 42, 8, 150, 77, 31, 64]
+LENGTHS = {"past_sequence_length": CONTEXT, "total_sequence_length": CONTEXT}
+pytestmark = pytest.mark.isa("avx2")
+DECODERS: dict[str, tuple[onnx.ModelProto, dict[str, Any]]] = {
+    "places": (with_open_lengths(), {"sequence": [1, 8], **LENGTHS}),
+    "int4": (llama(), {"sequence": [1]}),
+    "appending": (appending(), {"n": 1, "past": CONTEXT, "total": CONTEXT + 1}),
+}
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The decoders with caches of float16."""
+    folder = tmp_path_factory.mktemp("stored")
+    for name, (model, sizes) in DECODERS.items():
+        hybridc.compile(model, folder / f"{name}.hyb", target="avx2", dims=sizes, kv_cache="fp16")
+    return {name: folder / f"{name}.hyb" for name in DECODERS}
+
+
+def logits_of(model: onnx.ModelProto, tokens: list[int], dtype: str) -> Iterator[np.ndarray]:
+    """Of onnxruntime behind each token, which are read one by one, with a cache that is rounded to a type in
+    between."""
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    pasts = {i.name: i.shape for i in session.get_inputs() if i.name.startswith("past")}
+    has_places = any(i.name == "position_ids" for i in session.get_inputs())
+    cache = {name: np.zeros((s[0], s[1], 0, s[3]), np.float32) for name, s in pasts.items()}
+    for number, token in enumerate(tokens):
+        feeds = {"input_ids": np.array([[token]]), "attention_mask": np.ones((1, number + 1), np.int64)}
+        if has_places:
+            feeds["position_ids"] = np.array([[number]])
+        logits, *presents = session.run(None, {**feeds, **cache})
+        rounded = [present.astype(dtype).astype(np.float32) for present in presents]
+        cache = dict(zip(cache, rounded, strict=True))
+        yield logits[0, -1]
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_greedy_tokens_are_those_of_the_model(name: str, stored: dict[str, Path]) -> None:
+    model = DECODERS[name][0]
+    wanted = list(islice(greedy(model, PROMPT, in_places=name == "int4"), 100))
+    with hybridc.load_generation(stored[name]) as session:
+        assert [token for (token,) in session.generate([PROMPT], 100)] == wanted
+    assert len(set(wanted)) > 5
+
+
+@pytest.mark.parametrize("name", ["places", "appending"])
+def test_logits_are_as_near_as_those_of_a_cache_that_is_rounded_in_between(
+    name: str, stored: dict[str, Path]
+) -> None:
+    model, tokens = DECODERS[name][0], np.random.default_rng(1).integers(0, 200, 40).tolist()
+    exact, rounded = (np.stack(list(logits_of(model, tokens, dtype))) for dtype in ("float32", "float16"))
+    with hybridc.load_generation(stored[name]) as session:
+        found = np.stack([session.append([[token]])[0] for token in tokens])
+    error, allowed = (np.sqrt(np.mean((each - exact) ** 2)) for each in (found, rounded))
+    assert 0 < error <= 2 * allowed
+
+
+def test_caches_are_inputs_and_outputs_of_this_type(stored: dict[str, Path]) -> None:
+    with hybridc.load(stored["places"]) as session:
+        types = {node.name: node.type for node in (*session.get_inputs(), *session.get_outputs())}
+    caches = {name for name in types if name.startswith(("past", "present"))}
+    assert len(caches) == 8
+    assert {types[name] for name in caches} == {"tensor(float16)"}
+    assert types["logits"] == "tensor(float)"
+
+
+def test_rewind_fork_and_restore_go_on_as_a_new_session_would(
+    stored: dict[str, Path], tmp_path: Path
+) -> None:
+    with hybridc.load_generation(stored["places"]) as session:
+        session.append([PROMPT])
+        other = session.fork()
+        session.append([[1, 2, 3]])
+        session.rewind(len(PROMPT))
+        session.save(tmp_path / "c.npz")
+        found = [session.append([[7]]), other.append([[7]])]
+        session.append([[8]])
+        session.restore(tmp_path / "c.npz")
+        found.append(session.append([[7]]))
+    with hybridc.load_generation(stored["places"]) as fresh:
+        fresh.append([PROMPT])
+        wanted = fresh.append([[7]])
+    for each in found:
+        np.testing.assert_array_equal(each, wanted)
+
+
+def test_saved_caches_of_another_type_are_refused(
+    stored: dict[str, Path], artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    """`float32` of the other tests is the same model."""
+    paths = {"float16": stored["places"], "float32": artifacts["float32"]}
+    for kind, path in paths.items():
+        with hybridc.load_generation(path) as session:
+            session.append([PROMPT])
+            session.save(tmp_path / f"{kind}.npz")
+    for kind, other in (("float16", "float32"), ("float32", "float16")):
+        with hybridc.load_generation(paths[kind]) as session, pytest.raises(UsageError) as caught:
+            session.restore(tmp_path / f"{other}.npz")
+        assert caught.value.code == "HC582" and kind in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def on_gpu(tmp_path_factory: pytest.TempPathFactory) -> hybridc.Compiled:
+    """With all caches in the memory of a GPU, and with some."""
+    return hybridc.compile(
+        llama(int4=False),
+        tmp_path_factory.mktemp("gpu") / "m.hyb",
+        target="cuda+avx2",
+        dims={"sequence": [1]},
+        gpu_memory=["15%", "90%"],
+        machine=EAGER_GPU,
+        plan_seconds=0.1,
+        kv_cache="fp16",
+    )
+
+
+def test_tokens_are_those_of_the_model_on_a_gpu_too(on_gpu: hybridc.Compiled) -> None:
+    wanted = list(islice(greedy(llama(int4=False), PROMPT, in_places=True), 60))
+    on_both = [len(resident_pairs(g, p.steps)) for g, p in zip(on_gpu.graphs, on_gpu.plans, strict=True)]
+    assert on_both[0] < on_both[1] == 4
+    for plan in on_gpu.plans:
+        budget, path = plan.budget_bytes, on_gpu.path
+        assert path is not None and budget is not None
+        with hybridc.load_generation(path, emulate_gpu="64MiB", gpu_memory=budget) as session:
+            assert [token for (token,) in session.generate([PROMPT], 60)] == wanted
+            assert session.memory()[Device.GPU].allocated_bytes <= budget
+
+
+def test_a_plan_tells_the_bytes_of_caches(on_gpu: hybridc.Compiled) -> None:
+    row = decoder_row(on_gpu.graphs[-1], on_gpu.plans[-1])
+    assert row is not None
+    assert row.cache_bytes == {Device.GPU: 4 * 2 * 2 * CONTEXT * 16}  # caches, bytes, heads, positions, depth
+    assert row.cache_dtypes == ("float16",)
+    assert "4 of float16" in decoder_lines(row)[0] and "256 B each" in decoder_lines(row)[0]
+
+
+@pytest.mark.parametrize("target", ["avx2", pytest.param("cuda+avx2", marks=pytest.mark.slow)])
+def test_a_prompt_of_many_tokens_reads_them(target: str, tmp_path: Path) -> None:
+    """Of more queries than those that leave keys where they are."""
+    model, tokens = with_open_lengths(), np.random.default_rng(2).integers(0, 200, 32).tolist()
+    *_, exact = logits_of(model, tokens, "float32")
+    sizes, on_gpu = {"sequence": 32, **LENGTHS}, target != "avx2"
+    more: dict[str, Any] = {"machine": EAGER_GPU, "plan_seconds": 0.02} if on_gpu else {}
+    hybridc.compile(model, tmp_path / "m.hyb", target=target, dims=sizes, kv_cache="fp16", **more)
+    with hybridc.load_generation(tmp_path / "m.hyb", emulate_gpu="64MiB" if on_gpu else None) as session:
+        found = session.append([tokens])[0]
+    np.testing.assert_allclose(found, exact, rtol=0, atol=2e-3 * np.abs(exact).max())
+
+
+def test_a_model_without_caches_is_refused() -> None:
+    with pytest.raises(UsageError) as caught:
+        hybridc.plan(models.build("mlp", batch=2, inputs=8, hidden=8, layers=2, classes=4), kv_cache="fp16")
+    assert caught.value.code == "HC539" and "--kv-cache" in str(caught.value)
+
+
+@pytest.mark.parametrize(("code", "wrong"), [("HC526", "fp8"), ("HC526", ""), ("HC526", 16)])
+def test_other_types_are_refused(code: str, wrong: Any) -> None:
+    with pytest.raises(HybridcError) as caught:
+        hybridc.plan(llama(), target="avx2", dims={"sequence": 1}, kv_cache=wrong)
+    assert caught.value.code == code
+
+
+def test_training_has_no_caches(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        hybridc.compile_training("m.onnx", tmp_path / "s", loss="mse", kv_cache="fp16")
+    assert caught.value.code == "HC525"
