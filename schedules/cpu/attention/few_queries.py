@@ -1,6 +1,6 @@
 """Attention of a few queries on a CPU, as decoders have it: keys and values are read once, as they lie.
 
-    scores    a vector of keys at a time: dot products along the depth, lanes added up by a tree of shuffles
+    scores    some queries and keys at a time: dot products along the depth, whose lanes shuffles add up
     weights   exponentials of the distance to the row's greatest score
     context   sums of weighted values, all rows' in registers
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 from tvm import ir, tirx
 
@@ -43,6 +44,9 @@ SCORES_SHARE = 1 / 4
 """Of the second-level cache, for the scores of a task."""
 AHEAD = 1
 """Vectors of keys that are fetched ahead: rows of many keys at once are no stream that hardware follows."""
+MOST_SHARED = 4
+"""Queries that a key is read for at once: a vector of each, and of a key, are in registers beside a sum for
+each lane."""
 SPARE_REGISTERS = 4
 """For a weight, a vector of values, and what LLVM loads ahead."""
 
@@ -79,7 +83,7 @@ def few_queries(request: Request) -> Scheduled | None:
     most = max((isa.vector_registers - SPARE_REGISTERS) // found.rows, 1)
     at_once = max(n for n in range(1, min(most, vectors) + 1) if vectors % n == 0)
     seen = seen_keys(found, isa.lanes(), found.rows)
-    kernel = _Kernel(found, isa.lanes(), at_once, seen, scores, *rows)
+    kernel = _Kernel(found, isa.lanes(), math.gcd(found.rows, MOST_SHARED), at_once, seen, scores, *rows)
     work = math.prod(found.batch) * found.rows * found.columns * (found.depth + found.width)
     body = grid((math.prod(found.batch),), kernel.task, parallel=work >= PARALLEL_WORK)
     stages, buffers = ([body], []) if seen is None else ([*seen.find(), body], seen.buffers)
@@ -98,6 +102,8 @@ def _lie_in_rows(found: AttentionBlocks) -> bool:
 class _Kernel:
     found: AttentionBlocks
     lanes: int
+    shared: int
+    """Queries that a key is read for at once."""
     at_once: int
     """Vectors of the result whose sums are in registers, for each query."""
     seen: SeenKeys | None
@@ -113,7 +119,7 @@ class _Kernel:
     sums: ir.Var
     """Of the weights of a query, in lanes."""
     dots: ir.Var
-    """Scores of a vector of keys."""
+    """Products of some queries with some keys, a lane each."""
 
     def task(self, point: Point) -> tirx.Stmt:
         """All queries of a batch."""
@@ -132,26 +138,56 @@ class _Kernel:
             [
                 *named,
                 loop(found.rows, begin),
-                loop(groups, lambda g: loop(found.rows, lambda m: self._scores(batch, m, g))),
+                loop(groups, lambda g: loop(found.rows // self.shared, lambda m: self._scores(batch, m, g))),
                 loop(found.rows, lambda m: self._weights(m, groups)),
                 loop(found.width // self.lanes // self.at_once, lambda v: self._context(batch, v, groups)),
             ]
         )
 
-    def _scores(self, batch: list[ir.Expr], m: ir.Expr, group: ir.Expr) -> tirx.Stmt:
-        """What the softmax sees of a vector of keys, and the greatest so far."""
-        found, lanes = self.found, self.lanes
+    def _scores(self, batch: list[ir.Expr], rows: ir.Expr, group: ir.Expr) -> tirx.Stmt:
+        """What the softmax sees of a vector of keys, and the greatest so far, for some queries."""
+        found, lanes, first = self.found, self.lanes, group * integer(self.lanes)
         is_whole = found.columns % lanes == 0
-        first = group * integer(lanes)
+
+        def logit(m: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
+            column = first + lane
+            at = clamp(column, found.columns, inside=is_whole)
+            value = found.logit((*batch, m, at), tirx.BufferLoad(self.scores, [m, column]))
+            if not is_whole:
+                none = tirx.FloatImm("float32", float("-inf"))
+                value = tirx.Select(column < integer(found.columns), value, none)
+            return tirx.BufferStore(self.scores, value, [m, column])
+
+        def peak(m: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
+            score = tirx.BufferLoad(self.scores, [m, first + lane])
+            greatest = tirx.max(tirx.BufferLoad(self.peaks, [m, lane]), score)
+            return tirx.BufferStore(self.peaks, greatest, [m, lane])
+
+        def seen(number: int) -> tirx.Stmt:
+            m = rows * integer(self.shared) + integer(number)
+            return sequence(
+                [vectorized(lanes, partial(logit, m)), vectorized(lanes, partial(peak, m))],
+            )
+
+        keys = lanes // self.shared
+        products = loop(self.shared, lambda part: self._dots(batch, rows, first + part * integer(keys)))
+        return sequence([products, *map(seen, range(self.shared))])
+
+    def _dots(self, batch: list[ir.Expr], rows: ir.Expr, first: ir.Expr) -> tirx.Stmt:
+        """Products of some queries with as many keys as leave a sum for each lane: a key is read once for all
+        of them, and converted once where it has other bits in memory."""
+        found, lanes, keys = self.found, self.lanes, self.lanes // self.shared
+        is_whole = found.columns % lanes == 0
         tile = register_tile(lanes, 1, lanes)
 
         def step(k: Point) -> tirx.Stmt:
-            def product(key: int, v: ir.Expr, lane: ir.Expr) -> ir.Expr:
-                d = k[0] * integer(lanes) + lane
+            def product(number: int, v: ir.Expr, lane: ir.Expr) -> ir.Expr:
+                d, (row, key) = k[0] * integer(lanes) + lane, divmod(number, keys)
                 # of keys that do not exist, the last one's
                 column = clamp(first + integer(key), found.columns, inside=is_whole)
+                m = rows * integer(self.shared) + integer(row)
                 query = found.factor("scores", 0, (*batch, m, integer(0)), d)
-                return tile.sum_at(key, v, lane) + query * found.factor(
+                return tile.sum_at(number, v, lane) + query * found.factor(
                     "scores", 1, (*batch, integer(0), column), d
                 )
 
@@ -165,30 +201,20 @@ class _Kernel:
             return found.factor("scores", 1, (*batch, integer(0), key), d)
 
         every = tirx.Ramp(integer(0), integer(1), lanes)
-        added, dots = sums_of_lanes([tile.sum_at(key, integer(0), every) for key in range(lanes)], lanes)
+        added, dots = sums_of_lanes([tile.sum_at(i, integer(0), every) for i in range(lanes)], lanes)
 
-        def logit(lane: ir.Expr) -> tirx.Stmt:
-            column, score = first + lane, tirx.BufferLoad(self.dots, [lane])
-            at = clamp(column, found.columns, inside=is_whole)
-            value = found.logit((*batch, m, at), score)
-            if not is_whole:
-                none = tirx.FloatImm("float32", float("-inf"))
-                value = tirx.Select(column < integer(found.columns), value, none)
-            return tirx.BufferStore(self.scores, value, [m, column])
-
-        def peak(lane: ir.Expr) -> tirx.Stmt:
-            score = tirx.BufferLoad(self.scores, [m, first + lane])
-            greatest = tirx.max(tirx.BufferLoad(self.peaks, [m, lane]), score)
-            return tirx.BufferStore(self.peaks, greatest, [m, lane])
+        def placed(row: int, lane: ir.Expr) -> tirx.Stmt:
+            m = rows * integer(self.shared) + integer(row)
+            score = tirx.BufferLoad(self.dots, [integer(row * keys) + lane])
+            return tirx.BufferStore(self.scores, score, [m, first + lane])
 
         return tile.within(
             [
                 tile.clear(),
-                reduction((found.depth // lanes,), tile, step, [Stream(0, lanes * lines, ahead)]),
+                reduction((found.depth // lanes,), tile, step, [Stream(0, keys * lines, ahead)]),
                 *added,
                 tirx.BufferStore(self.dots, dots, [every]),
-                vectorized(lanes, logit),
-                vectorized(lanes, peak),
+                *(vectorized(keys, partial(placed, row)) for row in range(self.shared)),
             ]
         )
 
