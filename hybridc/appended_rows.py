@@ -5,6 +5,9 @@
 
 A decoder's step appends its keys and values so. Where the result has the past's place in memory, only the new
 rows are written.
+
+A cache may have rows of 8-bit integers: those nearest to the row's numbers over their scale, which is their
+greatest magnitude over 127, and then the four bytes of this float32.
 """
 
 from __future__ import annotations
@@ -14,6 +17,11 @@ from tvm import s_tir, te, tirx
 
 APPENDED_ROWS = "appended_rows"
 """What the block of such a function is annotated with. Its parameters are past, new, before and result."""
+PEAKS_OF_ROWS = "peaks_of_rows"
+"""The block in front of it where rows are rounded to integers."""
+SCALE_BYTES = 4
+"""Behind each row of integers."""
+MOST_CODE = 127
 
 
 def appended_rows(past: te.Tensor, new: te.Tensor, before: te.Tensor) -> te.Tensor:
@@ -29,9 +37,36 @@ def appended_rows(past: te.Tensor, new: te.Tensor, before: te.Tensor) -> te.Tens
     return te.compute(past.shape, element, name=APPENDED_ROWS, attrs={"operator": APPENDED_ROWS})
 
 
+def appended_integer_rows(past: te.Tensor, new: te.Tensor, before: te.Tensor) -> te.Tensor:
+    """past int8 [batch, heads, positions, depth + SCALE_BYTES], the others as in `appended_rows`."""
+    batch, heads, length, depth = (int(extent) for extent in new.shape)
+    column = te.reduce_axis((0, tirx.IntImm("int64", depth)), "column")
+    peaks = te.compute(
+        [tirx.IntImm("int64", extent) for extent in (batch, heads, length)],
+        lambda b, h, r: te.max(tirx.abs(new[b, h, r, column]), axis=column),
+        name=PEAKS_OF_ROWS,
+        attrs={"operator": PEAKS_OF_ROWS},
+    )
+
+    def element(b: te.Var, h: te.Var, p: te.Var, j: te.Var) -> te.Expr:
+        row = p.astype("int64") - before[b, 0, 0, 0].astype("int64")
+        place = tirx.max(tirx.min(row, te.const(length - 1, "int64")), te.const(0, "int64"))
+        peak, most = peaks[b, h, place], te.const(float(MOST_CODE), "float32")
+        number = new[b, h, place, tirx.min(j, te.const(depth - 1, "int64"))]
+        code = tirx.Select(peak > te.const(0.0, "float32"), number * (most / peak), te.const(0.0, "float32"))
+        bits = tirx.reinterpret("uint32", peak / most)
+        byte = bits >> (tirx.max(j - te.const(depth, "int64"), te.const(0, "int64")) * 8).astype("uint32")
+        made = tirx.Select(
+            j < te.const(depth, "int64"), tirx.nearbyint(code).astype("int8"), byte.astype("int8")
+        )
+        return tirx.Select(tirx.all(row >= 0, row < length), made, past[b, h, p, j])
+
+    return te.compute(past.shape, element, name=APPENDED_ROWS, attrs={"operator": APPENDED_ROWS})
+
+
 def is_appended_rows(function: tirx.PrimFunc) -> bool:
-    """Whether a function that is not scheduled yet is one of these, and nothing else."""
+    """Whether a function that is not scheduled yet is one of these, of any type, and nothing else."""
     found: list[s_tir.SBlock] = []
     tvm_ffi.structural_walk(function.body, (s_tir.SBlock, found.append))
     operators = [block.annotations.get("operator") for block in found if block.iter_vars]
-    return operators == [APPENDED_ROWS]
+    return operators in ([APPENDED_ROWS], [PEAKS_OF_ROWS, APPENDED_ROWS])

@@ -73,7 +73,8 @@ class PlanKeywords(TypedDict, total=False):
     """How much rounding to 16 bits may change a kernel's result, as a fraction of it, measured on random
     inputs."""
     kv_cache: str | None
-    """`"fp16"`: the keys and values of a decoder are stored in 16 bits, whatever the model has."""
+    """The keys and values of a decoder are stored in 16 bits, `"fp16"`, or on a CPU in 8 bits with a scale
+    for each row, `"int8"`, where the model has float32."""
     profile_kernels: bool | None
     """Whether the planner takes times of kernels measured on this machine instead of predictions."""
     cache: bool | None

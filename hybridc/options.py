@@ -55,8 +55,9 @@ FixedShape = tuple[int | None, ...]
 FP32, FP16, BF16, TF32, INT8 = PRECISIONS = ("fp32", "fp16", "bf16", "tf32", "int8")
 """fp16: tensors are stored in 16 bits, on both devices; bf16: the CPU multiplies such numbers; tf32: the
 GPU's tensor cores do; int8: either multiplies those of quantized models."""
-KV_CACHES: tuple[str, ...] = (FP16,)
-"""Types in which the keys and values of a decoder can be stored, whatever the model has."""
+KV_CACHES = (FP16, INT8)
+"""Types in which the keys and values of a decoder can be stored where the model has float32; of int8 each row
+has a scale of its own."""
 ROUNDING_ERROR = 0.01
 """How much rounding to fp16, bf16 or tf32 may change a kernel's result unless asked otherwise, as a
 fraction of it."""
@@ -292,11 +293,16 @@ def check_precision(precision: str, rounding_error: float, target: Target) -> No
         )
 
 
-def check_kv_cache(kv_cache: str) -> None:
-    """Refuse an unknown type of caches. Raises UsageError HC526."""
+def check_kv_cache(kv_cache: str, target: Target) -> None:
+    """Refuse an unknown type of caches, or one that the target does not have. Raises UsageError HC526."""
     if kv_cache not in KV_CACHES:
         what, remedy = f"unknown type of a cache {kv_cache!r}", f"choose from {', '.join(KV_CACHES)}"
         raise UsageError("HC526", what, remedy=remedy)
+    if kv_cache == INT8 and target.has_gpu:
+        what = f"--kv-cache int8 has no kernels for a GPU, and the target is {target}"
+        raise UsageError(
+            "HC526", what, remedy=f"use --kv-cache fp16, or compile for --target {target.isa.name}"
+        )
 
 
 def check_seconds(seconds: float, purpose: str = "tuning") -> float:
@@ -478,8 +484,8 @@ class CompileOptions:
             check_threads(self.threads)
         for target in self.target.of_each:
             check_precision(self.precision, self.rounding_error, target)
-        if self.kv_cache is not None:
-            check_kv_cache(self.kv_cache)
+            if self.kv_cache is not None:
+                check_kv_cache(self.kv_cache, target)
         if not self.weights and self.precision in (FP16, BF16, TF32):
             what = f"--precision {self.precision} measures errors with the values of weights"
             raise UsageError("HC500", what, remedy="remove --no-weights")

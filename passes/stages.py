@@ -59,6 +59,7 @@ from hybridc.passes.planner.search.partition import (
 )
 from hybridc.passes.planner.tighten_bound import with_tight_bound
 from hybridc.passes.planner.watch import Stop, Watch
+from hybridc.passes.precision.integer_caches import store_integer_caches
 from hybridc.passes.precision.narrow_storage import store_narrow
 from hybridc.passes.precision.precision import (
     choose_halves,
@@ -186,7 +187,8 @@ def reduce_network_precision(c: FusedNetwork, _: Progress) -> FusedNetwork:
                 threads=options.cpu_threads,
                 speedup=options.machine.cpu.bf16_speedup or BF16_SPEEDUP,
             )
-    return replace(c, program=store_narrow(program, c.narrow, options.target, halved, rounded))
+    program = store_narrow(program, c.narrow, options.target, halved, rounded)
+    return replace(c, program=store_integer_caches(program, c.narrow.integers))
 
 
 def schedule_network(c: FusedNetwork, progress: Progress) -> ScheduledNetwork:

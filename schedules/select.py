@@ -14,6 +14,7 @@ from hybridc.schedules.cpu.math.nesting import without_nesting
 from hybridc.schedules.cpu.math.quantize import with_steps
 from hybridc.schedules.cuda.core.launch import cuda_target
 from hybridc.schedules.integers import in_floats
+from hybridc.schedules.quantized_rows import wide_rows, with_rows
 from hybridc.schedules.rule import Request, Rule, Scheduled
 from hybridc.schedules.safety.guard import made_safe
 from hybridc.schedules.storage import widened, with_storage
@@ -47,6 +48,10 @@ def schedule(request: Request, device: Device) -> Scheduled | None:
 def _on_cpu(request: Request) -> Scheduled | None:
     if is_appended_rows(request.function):
         return _first(cpu.RULES, request)  # of caches that stay in place in any type
+    rows = wide_rows(request.function)
+    if rows is not None:
+        made = _on_cpu(replace(request, function=rows.function))
+        return made and replace(made, function=with_rows(made.function, rows.positions))
     wide = widened(request.function)
     if wide is None:
         made = _first(cpu.INTEGER_RULES, request)

@@ -31,7 +31,7 @@ from hybridc.cli.support.tolerance import (
 )
 from hybridc.errors import InternalError, UsageError
 from hybridc.ir import Device
-from hybridc.options import format_bytes, parse_seed
+from hybridc.options import INT8, format_bytes, parse_seed
 from hybridc.progress import Progress, terminal_progress
 from hybridc.scratch import scratch_folder
 
@@ -138,6 +138,9 @@ def execute(arguments: argparse.Namespace) -> int:
     from hybridc.cli.support.reference import reference_run
     from hybridc.compiler import compile_model
 
+    if options.kv_cache == INT8:
+        what = "--kv-cache int8 has other inputs and outputs than ONNX Runtime"
+        raise UsageError("HC500", what, remedy="compare without it, or with --kv-cache fp16")
     feeds, expected = reference_run(arguments.model, options, arguments.seed)
     tolerance = _tolerance(
         arguments, default_tolerance(expected.values(), options.precision, options.kv_cache)

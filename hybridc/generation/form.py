@@ -12,7 +12,7 @@ from hybridc.runtime.descriptions import NodeArg
 
 IDS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
 PAST, PRESENT = "past_key_values.", "present."
-_DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
+_DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int8)": "int8"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Keys and values of a decoder that are stored in fewer bits than the model has them in.
 
-Rows are rounded when they are appended; everything that is computed stays float32 (`narrow_storage.py`).
+Rows are rounded when they are appended; everything that is computed stays float32 (`narrow_storage.py`, and
+`integer_caches.py` for 8 bits).
 """
 
 from __future__ import annotations
@@ -8,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
+from hybridc.appended_rows import SCALE_BYTES
 from hybridc.errors import UsageError
 from hybridc.frontend import ImportedModel, ValueInfo
-from hybridc.options import FP16
+from hybridc.options import FP16, INT8
 from hybridc.passes.precision.wide_program import NarrowTensors
 from hybridc.schedules.storage import WIDE
 
 _PAST, _PRESENT = "past_key_values.", "present."
-CACHE_DTYPES = {FP16: "float16"}
+CACHE_DTYPES = {FP16: "float16", INT8: "int8"}
 """Of the elements of a cache, by `--kv-cache`."""
 
 
@@ -30,8 +32,8 @@ def with_stored_caches(model: ImportedModel, kv_cache: str) -> tuple[ImportedMod
     what that makes narrow in its program, which stays float32.
 
     Caches are `past_key_values.N.key` and `.value`, which become `present.N.key` and `.value`, as
-    onnxruntime-genai and optimum name them; those of 16 bits stay as they are. Raises UsageError HC539 if
-    there are none.
+    onnxruntime-genai and optimum name them; with fp16 those of 16 bits stay as they are. Raises UsageError
+    HC539 if there are none, or with int8 if some are not float32.
     """
     outputs = {value.name: position for position, value in enumerate(model.outputs)}
     pairs = cache_names([value.name for value in model.inputs], outputs)
@@ -41,19 +43,36 @@ def with_stored_caches(model: ImportedModel, kv_cache: str) -> tuple[ImportedMod
         if value.name in pairs and len(value.shape) == 4
     }
     if not caches:
-        what = f"--kv-cache {kv_cache} is given, and the model is no decoder with a cache"
-        remedy = f"remove it, or name the caches {_PAST}N.key and .value, and {_PRESENT}N.key and .value"
-        raise UsageError("HC539", what, where=model.source.name, remedy=remedy)
+        names = f"{_PAST}N.key and .value, and {_PRESENT}N.key and .value"
+        raise _refused(model, kv_cache, f"has no caches, named {names}")
     dtype = CACHE_DTYPES[kv_cache]
 
     def stored(value: ValueInfo, *, is_cache: bool) -> ValueInfo:
-        return replace(value, dtype=dtype) if is_cache and value.dtype == WIDE else value
+        if not is_cache or value.dtype != WIDE:
+            return value
+        *rows, depth = value.shape
+        behind = SCALE_BYTES if kv_cache == INT8 else 0
+        return replace(value, dtype=dtype, shape=(*rows, depth + behind))
 
     positions = set(caches.values())
     inputs = tuple(stored(value, is_cache=value.name in caches) for value in model.inputs)
     results = tuple(stored(value, is_cache=i in positions) for i, value in enumerate(model.outputs))
+    changed = [new.variable for old, new in zip(model.inputs, inputs, strict=True) if old is not new]
+    if kv_cache == INT8:
+        if len(changed) < len(caches):
+            raise _refused(model, kv_cache, "has caches that are not float32")
+        return replace(model, inputs=inputs, outputs=results), NarrowTensors(integers=frozenset(changed))
     narrow = NarrowTensors(
-        {new.variable: dtype for old, new in zip(model.inputs, inputs, strict=True) if old is not new},
+        dict.fromkeys(changed, dtype),
         {i: dtype for i, (old, new) in enumerate(zip(model.outputs, results, strict=True)) if old is not new},
     )
     return replace(model, inputs=inputs, outputs=results), narrow
+
+
+def _refused(model: ImportedModel, kv_cache: str, what: str) -> UsageError:
+    return UsageError(
+        "HC539",
+        f"--kv-cache {kv_cache} is given, and the model {what}",
+        where=model.source.name,
+        remedy="remove the option: caches stay as they are in the model",
+    )

@@ -34,10 +34,16 @@ class NarrowTensors:
     nodes: Mapping[str, str] = field(default_factory=dict)
     """Of results, by ONNX node."""
 
+    integers: frozenset[str] = frozenset()
+    """Inputs by name, caches that are to be rows of integers."""
+
     def joined(self, other: NarrowTensors) -> NarrowTensors:
         """With those of another one, too."""
         return NarrowTensors(
-            {**self.inputs, **other.inputs}, {**self.outputs, **other.outputs}, {**self.nodes, **other.nodes}
+            {**self.inputs, **other.inputs},
+            {**self.outputs, **other.outputs},
+            {**self.nodes, **other.nodes},
+            self.integers | other.integers,
         )
 
     def __bool__(self) -> bool:

@@ -10,6 +10,7 @@ from hybridc.schedules.cpu.conv2d.depthwise import depthwise
 from hybridc.schedules.cpu.conv2d_blocked.conv2d_blocked import conv2d_blocked
 from hybridc.schedules.cpu.conv2d_blocked.depthwise import depthwise_blocked
 from hybridc.schedules.cpu.conv2d_blocked.separable import separable
+from hybridc.schedules.cpu.elementwise.appended_integer_rows import appended_integer_rows
 from hybridc.schedules.cpu.elementwise.appended_rows import appended_rows
 from hybridc.schedules.cpu.elementwise.elementwise import elementwise
 from hybridc.schedules.cpu.elementwise.kept_rows import kept_rows
@@ -65,6 +66,7 @@ RULES: tuple[Rule, ...] = (
     packed_gemm,
     skinny_gemm,
     matmul,
+    appended_integer_rows,
     appended_rows,
     kept_rows,
     elementwise,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,16 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnxruntime.transformers.float16 import convert_float_to_float16
 
 import hybridc
 from hybridc import models
-from hybridc.errors import HybridcError, UsageError
+from hybridc.errors import UsageError
 from hybridc.ir import Device
 from hybridc.ir.plan import resident_pairs
 from hybridc.report.decoder import decoder_lines, decoder_row
 from tests.support.decoders import CONTEXT, appending, greedy, llama, with_open_lengths
+from tests.support.integer_rows import numbers_of, rows_of
 from tests.support.machines import EAGER_GPU
 
 PROMPT = [5, 17, 200, 3, 99, 42, 8, 150, 77, 31, 64]
@@ -31,17 +33,28 @@ DECODERS: dict[str, tuple[onnx.ModelProto, dict[str, Any]]] = {
 }
 
 
+Rounding = Callable[[np.ndarray], np.ndarray]
+EXACT: Rounding = np.asarray
+ROUNDED: dict[str, Rounding] = {
+    "fp16": lambda cache: cache.astype(np.float16).astype(np.float32),
+    "int8": lambda cache: numbers_of(rows_of(cache)),
+}
+DTYPES = {"fp16": "float16", "int8": "int8"}
+
+
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The decoders with caches of float16."""
+    """The decoders with caches of float16, and `integers` is `places` with caches of int8."""
     folder = tmp_path_factory.mktemp("stored")
     for name, (model, sizes) in DECODERS.items():
         hybridc.compile(model, folder / f"{name}.hyb", target="avx2", dims=sizes, kv_cache="fp16")
-    return {name: folder / f"{name}.hyb" for name in DECODERS}
+    model, sizes = DECODERS["places"]
+    hybridc.compile(model, folder / "integers.hyb", target="avx2", dims=sizes, kv_cache="int8")
+    return {name: folder / f"{name}.hyb" for name in (*DECODERS, "integers")}
 
 
-def logits_of(model: onnx.ModelProto, tokens: list[int], dtype: str) -> Iterator[np.ndarray]:
-    """Of onnxruntime behind each token, which are read one by one, with a cache that is rounded to a type in
+def logits_of(model: onnx.ModelProto, tokens: list[int], rounding: Rounding) -> Iterator[np.ndarray]:
+    """Of onnxruntime behind each token, which are read one by one, with a cache that is rounded in
     between."""
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     pasts = {i.name: i.shape for i in session.get_inputs() if i.name.startswith("past")}
@@ -52,7 +65,7 @@ def logits_of(model: onnx.ModelProto, tokens: list[int], dtype: str) -> Iterator
         if has_places:
             feeds["position_ids"] = np.array([[number]])
         logits, *presents = session.run(None, {**feeds, **cache})
-        rounded = [present.astype(dtype).astype(np.float32) for present in presents]
+        rounded = [rounding(present) for present in presents]
         cache = dict(zip(cache, rounded, strict=True))
         yield logits[0, -1]
 
@@ -66,31 +79,36 @@ def test_greedy_tokens_are_those_of_the_model(name: str, stored: dict[str, Path]
     assert len(set(wanted)) > 5
 
 
-@pytest.mark.parametrize("name", ["places", "appending"])
+@pytest.mark.parametrize(("name", "kind"), [("places", "fp16"), ("appending", "fp16"), ("integers", "int8")])
 def test_logits_are_as_near_as_those_of_a_cache_that_is_rounded_in_between(
-    name: str, stored: dict[str, Path]
+    name: str, kind: str, stored: dict[str, Path]
 ) -> None:
-    model, tokens = DECODERS[name][0], np.random.default_rng(1).integers(0, 200, 40).tolist()
-    exact, rounded = (np.stack(list(logits_of(model, tokens, dtype))) for dtype in ("float32", "float16"))
+    model, tokens = (
+        DECODERS["places" if kind == "int8" else name][0],
+        np.random.default_rng(1).integers(0, 200, 40).tolist(),
+    )
+    exact, rounded = (np.stack(list(logits_of(model, tokens, r))) for r in (EXACT, ROUNDED[kind]))
     with hybridc.load_generation(stored[name]) as session:
         found = np.stack([session.append([[token]])[0] for token in tokens])
     error, allowed = (np.sqrt(np.mean((each - exact) ** 2)) for each in (found, rounded))
     assert 0 < error <= 2 * allowed
 
 
-def test_caches_are_inputs_and_outputs_of_this_type(stored: dict[str, Path]) -> None:
-    with hybridc.load(stored["places"]) as session:
+@pytest.mark.parametrize(("name", "dtype"), [("places", "float16"), ("integers", "int8")])
+def test_caches_are_inputs_and_outputs_of_this_type(name: str, dtype: str, stored: dict[str, Path]) -> None:
+    with hybridc.load(stored[name]) as session:
         types = {node.name: node.type for node in (*session.get_inputs(), *session.get_outputs())}
     caches = {name for name in types if name.startswith(("past", "present"))}
     assert len(caches) == 8
-    assert {types[name] for name in caches} == {"tensor(float16)"}
+    assert {types[name] for name in caches} == {f"tensor({dtype})"}
     assert types["logits"] == "tensor(float)"
 
 
+@pytest.mark.parametrize("name", ["places", "integers"])
 def test_rewind_fork_and_restore_go_on_as_a_new_session_would(
-    stored: dict[str, Path], tmp_path: Path
+    name: str, stored: dict[str, Path], tmp_path: Path
 ) -> None:
-    with hybridc.load_generation(stored["places"]) as session:
+    with hybridc.load_generation(stored[name]) as session:
         session.append([PROMPT])
         other = session.fork()
         session.append([[1, 2, 3]])
@@ -100,7 +118,7 @@ def test_rewind_fork_and_restore_go_on_as_a_new_session_would(
         session.append([[8]])
         session.restore(tmp_path / "c.npz")
         found.append(session.append([[7]]))
-    with hybridc.load_generation(stored["places"]) as fresh:
+    with hybridc.load_generation(stored[name]) as fresh:
         fresh.append([PROMPT])
         wanted = fresh.append([[7]])
     for each in found:
@@ -111,12 +129,12 @@ def test_saved_caches_of_another_type_are_refused(
     stored: dict[str, Path], artifacts: dict[str, Path], tmp_path: Path
 ) -> None:
     """`float32` of the other tests is the same model."""
-    paths = {"float16": stored["places"], "float32": artifacts["float32"]}
+    paths = {"float16": stored["places"], "int8": stored["integers"], "float32": artifacts["float32"]}
     for kind, path in paths.items():
         with hybridc.load_generation(path) as session:
             session.append([PROMPT])
             session.save(tmp_path / f"{kind}.npz")
-    for kind, other in (("float16", "float32"), ("float32", "float16")):
+    for kind, other in (("float16", "float32"), ("float32", "int8"), ("int8", "float16")):
         with hybridc.load_generation(paths[kind]) as session, pytest.raises(UsageError) as caught:
             session.restore(tmp_path / f"{other}.npz")
         assert caught.value.code == "HC582" and kind in str(caught.value)
@@ -157,17 +175,24 @@ def test_a_plan_tells_the_bytes_of_caches(on_gpu: hybridc.Compiled) -> None:
     assert "4 of float16" in decoder_lines(row)[0] and "256 B each" in decoder_lines(row)[0]
 
 
-@pytest.mark.parametrize("target", ["avx2", pytest.param("cuda+avx2", marks=pytest.mark.slow)])
-def test_a_prompt_of_many_tokens_reads_them(target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("target", "kind", "tolerance"),
+    [
+        ("avx2", "fp16", 2e-3),
+        ("avx2", "int8", 3e-2),
+        pytest.param("cuda+avx2", "fp16", 2e-3, marks=pytest.mark.slow),
+    ],
+)
+def test_a_prompt_of_many_tokens_reads_them(target: str, kind: str, tolerance: float, tmp_path: Path) -> None:
     """Of more queries than those that leave keys where they are."""
     model, tokens = with_open_lengths(), np.random.default_rng(2).integers(0, 200, 32).tolist()
-    *_, exact = logits_of(model, tokens, "float32")
+    *_, exact = logits_of(model, tokens, EXACT)
     sizes, on_gpu = {"sequence": 32, **LENGTHS}, target != "avx2"
     more: dict[str, Any] = {"machine": EAGER_GPU, "plan_seconds": 0.02} if on_gpu else {}
-    hybridc.compile(model, tmp_path / "m.hyb", target=target, dims=sizes, kv_cache="fp16", **more)
+    hybridc.compile(model, tmp_path / "m.hyb", target=target, dims=sizes, kv_cache=kind, **more)
     with hybridc.load_generation(tmp_path / "m.hyb", emulate_gpu="64MiB" if on_gpu else None) as session:
         found = session.append([tokens])[0]
-    np.testing.assert_allclose(found, exact, rtol=0, atol=2e-3 * np.abs(exact).max())
+    np.testing.assert_allclose(found, exact, rtol=0, atol=tolerance * np.abs(exact).max())
 
 
 def test_a_model_without_caches_is_refused() -> None:
@@ -176,11 +201,30 @@ def test_a_model_without_caches_is_refused() -> None:
     assert caught.value.code == "HC539" and "--kv-cache" in str(caught.value)
 
 
-@pytest.mark.parametrize(("code", "wrong"), [("HC526", "fp8"), ("HC526", ""), ("HC526", 16)])
-def test_other_types_are_refused(code: str, wrong: Any) -> None:
-    with pytest.raises(HybridcError) as caught:
-        hybridc.plan(llama(), target="avx2", dims={"sequence": 1}, kv_cache=wrong)
-    assert caught.value.code == code
+def test_an_artifact_of_integers_tells_its_bytes() -> None:
+    planned = hybridc.plan(llama(), target="avx2", dims={"sequence": 1}, kv_cache="int8")
+    row = decoder_row(planned.graphs[-1], planned.plans[-1])
+    assert row is not None and row.cache_dtypes == ("int8",)
+    assert row.cache_bytes == {Device.CPU: 4 * 2 * CONTEXT * (16 + 4)}  # caches, heads, positions, row
+
+
+@pytest.mark.parametrize(
+    ("wrong", "target"), [("fp8", "avx2"), ("", "avx2"), (16, "avx2"), ("int8", "cuda+avx2")]
+)
+def test_other_types_are_refused(wrong: Any, target: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        hybridc.plan(llama(), target=target, dims={"sequence": 1}, kv_cache=wrong)
+    assert caught.value.code == "HC526"
+
+
+def test_integers_need_places_in_a_cache_of_float32() -> None:
+    """Rows of a cache that grows are copied by others than attention."""
+    narrow = convert_float_to_float16(llama(int4=False), disable_shape_infer=True)
+    others = [DECODERS["appending"], (narrow, {"sequence": 1})]
+    for model, sizes in others:
+        with pytest.raises(UsageError) as caught:
+            hybridc.plan(model, target="avx2", dims=sizes, kv_cache="int8")
+        assert caught.value.code == "HC539"
 
 
 def test_training_has_no_caches(tmp_path: Path) -> None:

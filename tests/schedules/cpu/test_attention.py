@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tvm
 from tvm import relax, tirx
 
 from hybridc.passes.fuse.attention import Attention, TransposedOperand, attention_function
 from hybridc.schedules.cpu.attention.attention import attention
 from hybridc.schedules.cpu.attention.few_queries import MOST_QUERIES, few_queries
+from hybridc.schedules.quantized_rows import wide_rows, with_rows
 from hybridc.schedules.storage import stored
+from tests.support.integer_rows import numbers_of, rows_of
 
 
 def function(
@@ -92,6 +95,34 @@ def test_keys_and_values_of_16_bits_are_read_where_they_are(harness, rows, rule)
     logits = q @ k.transpose(0, 1, 3, 2) / 8 + mask
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     expected = (weights / weights.sum(-1, keepdims=True) @ v).transpose(0, 2, 1, 3)
+    assert np.abs(result - expected).max() <= 2e-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "rule"),
+    [(20, 64, attention), (20, 27, attention), (4, 64, few_queries), (1, 64, few_queries)],
+)
+def test_keys_and_values_of_integers_are_read_where_they_are(harness, rows, depth, rule):
+    """In rows with a scale each."""
+    wide = function(1, rows, 150, 2, depth, masked=True)
+    made = with_rows(wide, (1, 2))
+    back = wide_rows(made)
+    assert back is not None and back.positions == (1, 2)
+    tvm.ir.assert_structural_equal(back.function, wide)
+    scheduled = harness.schedule(made)
+    assert scheduled.rule == rule.__name__
+    assert scheduled.workspace_bytes == harness.schedule(wide).workspace_bytes
+    rng = np.random.default_rng(rows)
+    q, k, v = (rng.standard_normal((1, n, 2, depth)).astype(np.float32) for n in (rows, 150, 150))
+    k, v = rows_of(k), rows_of(v)
+    mask = np.where(np.arange(150) < 130, 0, -np.inf).astype(np.float32).reshape(1, 1, 1, 150)
+    (result,) = harness.run(made, scheduled, [q, k, v, mask])
+    wide_q, wide_k, wide_v = (
+        x.astype(np.float64).transpose(0, 2, 1, 3) for x in (q, numbers_of(k), numbers_of(v))
+    )
+    logits = wide_q @ wide_k.transpose(0, 1, 3, 2) / 8 + mask
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    expected = (weights / weights.sum(-1, keepdims=True) @ wide_v).transpose(0, 2, 1, 3)
     assert np.abs(result - expected).max() <= 2e-6 * np.abs(expected).max()
 
 
