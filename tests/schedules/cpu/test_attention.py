@@ -54,6 +54,7 @@ def function(
         (1, 3, 700, 2, 64, True),
         (2, 1, 33, 3, 80, False),
         (1, 8, 129, 1, 128, True),
+        (1, 6, 150, 2, 64, True),
     ],
 )
 def test_attention_equals_float64(harness, batch, rows, columns, heads, depth, masked):
