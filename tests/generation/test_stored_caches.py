@@ -15,6 +15,7 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 
 import hybridc
 from hybridc import models
+from hybridc.cli import main
 from hybridc.errors import UsageError
 from hybridc.ir import Device
 from hybridc.ir.plan import resident_pairs
@@ -231,3 +232,14 @@ def test_training_has_no_caches(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         hybridc.compile_training("m.onnx", tmp_path / "s", loss="mse", kv_cache="fp16")
     assert caught.value.code == "HC525"
+
+
+def test_compare_feeds_the_reference_the_same_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(appending(), path)
+    sizes = [word for size in ("n=1", "past=16", "total=17") for word in ("--dim", size)]
+    command = ["compare", str(path), "--target", "avx2", *sizes, "--kv-cache"]
+    assert main([*command, "fp16"]) == 0
+    assert main([*command, "int8"]) == 2 and "error[HC500]" in capsys.readouterr().err
