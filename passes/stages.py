@@ -148,7 +148,8 @@ def fuse_cpu_separable(c: FusedNetwork, _: Progress) -> FusedNetwork:
 
 
 def reduce_network_precision(c: FusedNetwork, _: Progress) -> FusedNetwork:
-    """Mark functions that multiply bf16, tf32 or integers, where the options ask for it; store 16-bit floats.
+    """Mark functions that multiply bf16, tf32 or integers, where the options ask for it; store 16-bit floats,
+    and caches in rows of integers. Raises UsageError HC539 for caches that cannot be stored so.
 
     Requires: for fp16 and tf32, and for bf16 unless any error is allowed, `job.rounding`.
     """
