@@ -144,7 +144,7 @@ def fuse_cpu_separable(c: FusedNetwork, _: Progress) -> FusedNetwork:
     target = c.job.options.target
     if target.has_gpu:
         return c
-    return replace(c, program=fuse_separable(c.program, target, c.job.options.cpu_threads))
+    return replace(c, program=fuse_separable(c.program, target, c.job.options.cpu_threads, c.library.table))
 
 
 def reduce_network_precision(c: FusedNetwork, _: Progress) -> FusedNetwork:
@@ -187,6 +187,7 @@ def reduce_network_precision(c: FusedNetwork, _: Progress) -> FusedNetwork:
                 winograd=options.fast_algorithms,
                 threads=options.cpu_threads,
                 speedup=options.machine.cpu.bf16_speedup or BF16_SPEEDUP,
+                functions=c.library.table,
             )
     program = store_narrow(program, c.narrow, options.target, halved, rounded)
     return replace(c, program=store_integer_caches(program, c.narrow.integers))

@@ -24,11 +24,13 @@ from hybridc.schedules.rule import Request
 from hybridc.targets import Target
 
 
-def fuse_separable(program: Program, target: Target, threads: int) -> Program:
+def fuse_separable(
+    program: Program, target: Target, threads: int, functions: FunctionTable | None = None
+) -> Program:
     """Replace pairs of calls by calls of one function, where that is predicted to be faster on `threads`
     threads.
 
-    Requires: `program` fused.
+    Requires: `program` fused, with the same `functions`, if they are given: they get what is made.
     Ensures: every function is called; every binding has origins; inputs and outputs of `main` as they were.
     Raises: nothing of its own.
     """
@@ -37,7 +39,10 @@ def fuse_separable(program: Program, target: Target, threads: int) -> Program:
         return program
     builder = ProgramBuilder(program.inputs)
     new = builder.take_parameters(program)
-    table = FunctionTable(names={g.name_hint for g in program.functions})
+    table = (
+        functions if functions is not None else FunctionTable(names={g.name_hint for g in program.functions})
+    )
+    made = dict(program.functions)
     joined = {binding.var for binding in pairs.values()}
     for binding in program.bindings:
         if binding.var in joined:
@@ -45,12 +50,13 @@ def fuse_separable(program: Program, target: Target, threads: int) -> Program:
         if binding.var in pairs:
             members = [pairs[binding.var], binding]
             function, arguments = table.function(members, program)
+            made[function] = table.functions[function]
             value = relax.call_tir(function, [new[a] for a in arguments], binding.var.ty)
         else:
             members, value = [binding], substitute(binding.value, new.__getitem__)
         new[binding.var] = builder.emit(value, origins_of(members, program), binding.var.name)
     outputs = [substitute(output, new.__getitem__) for output in program.outputs]
-    return without_uncalled(builder.finish(outputs, {**program.functions, **table.functions}))
+    return without_uncalled(builder.finish(outputs, made))
 
 
 def _pairs(program: Program, target: Target, threads: int) -> dict[relax.Var, relax.VarBinding]:

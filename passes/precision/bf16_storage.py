@@ -25,10 +25,13 @@ from hybridc.schedules.cpu.low_precision.bf16_storage import DTYPE, rounding, wi
 from hybridc.schedules.rule import PRECISION
 
 
-def keep_in_bf16(program: Program, data: Mapping[str, int]) -> Program:
+def keep_in_bf16(
+    program: Program, data: Mapping[str, int], functions: FunctionTable | None = None
+) -> Program:
     """Let bf16 kernels store results as bf16 that only bf16 kernels read, and only as data.
 
-    Requires: `program` fused, for a target without a GPU; `data` gives, for functions that may read such
+    Requires: `program` fused, with the same `functions`, if they are given: they get what is made; for a
+    target without a GPU; `data` gives, for functions that may read such
     tensors, the position of the argument that is rounded to bf16 before it is multiplied.
     Ensures: the same results, bit for bit, since numbers are only rounded earlier (except denormal numbers,
     which the instructions treat as zeros anyway).
@@ -42,7 +45,10 @@ def keep_in_bf16(program: Program, data: Mapping[str, int]) -> Program:
     stored = {v: relax.Var(v.name, relax.TensorType(tensor_shape(v), DTYPE)) for v in kept}
     conversions = _Conversions()
     grouped = [_group(binding, data, stored, conversions) for binding in program.bindings]
-    table = FunctionTable(names={g.name_hint for g in program.functions})
+    table = (
+        functions if functions is not None else FunctionTable(names={g.name_hint for g in program.functions})
+    )
+    made = dict(program.functions)
     everything = replace(program, module=tvm.IRModule({**program.module.functions, **conversions.functions}))
     for binding, members in zip(program.bindings, grouped, strict=True):
         result = members[-1].var
@@ -50,11 +56,11 @@ def keep_in_bf16(program: Program, data: Mapping[str, int]) -> Program:
             value = substitute(binding.value, new.__getitem__)
         else:
             function, arguments = table.function(members, everything)
+            made[function] = table.functions[function].with_attr(PRECISION, BF16)
             value = relax.call_tir(function, [new[a] for a in arguments], result.ty)
         new[result] = builder.emit(value, origins_of([binding], program), binding.var.name)
     outputs = [substitute(output, new.__getitem__) for output in program.outputs]
-    functions = {g: f.with_attr(PRECISION, BF16) for g, f in table.functions.items()}
-    return without_uncalled(builder.finish(outputs, {**program.functions, **functions}))
+    return without_uncalled(builder.finish(outputs, made))
 
 
 def _kept(program: Program, data: Mapping[str, int]) -> set[relax.Var]:
@@ -101,7 +107,9 @@ class _Conversions:
     ) -> relax.VarBinding:
         key = name, tensor_shape(argument)
         if key not in self._made:
-            variable, function = tvm.ir.GlobalVar(f"{name}_{len(self._made)}"), make(key[1])
+            # functions that call it have the same names in all programs that share them
+            variable = tvm.ir.GlobalVar("_".join([name, *map(str, key[1])]))
+            function = make(key[1])
             relax.expr._update_type(variable, function.ty)
             self._made[key], self.functions[variable] = variable, function
         call = relax.call_tir(self._made[key], [argument], result.ty)

@@ -23,6 +23,7 @@ from tvm_ffi import structural_equal
 from hybridc.machine import BF16_SPEEDUP, Processor
 from hybridc.options import BF16, FP16, INT8, TF32
 from hybridc.passes.precision.bf16_storage import keep_in_bf16
+from hybridc.passes.program.prim_funcs import FunctionTable
 from hybridc.passes.program.program import Program, called_function
 from hybridc.passes.schedule import constant_arguments, schedule_requests
 from hybridc.schedules.cpu.core.attention import read_attention
@@ -73,10 +74,12 @@ def reduce_precision(
     winograd: bool = True,
     threads: int = DEFAULT_THREADS,
     speedup: float = BF16_SPEEDUP,
+    functions: FunctionTable | None = None,
 ) -> Program:
     """Mark functions for bf16. `speedup` is of packed lanes on vectors over multiply-adds of floats.
 
-    Requires: `program` fused, a target that multiplies bf16 numbers.
+    Requires: `program` fused, with the same `functions`, if they are given: they get what is made; a target
+    that multiplies bf16 numbers.
     Ensures: functions that sum products have the attribute PRECISION if they may round their operands, else
     PRECISION_NOTE, which says why not. Without a GPU, tensors that only bf16 functions write and read are
     bf16.
@@ -87,9 +90,8 @@ def reduce_precision(
     marked = _marked(program, BF16, factors, notes)
     if target.has_gpu:
         return marked  # either device may run a kernel, and the GPU's read floats
-    return keep_in_bf16(
-        marked, {name: found.left for name, found in factors.items() if not found.is_gradient}
-    )
+    data = {name: found.left for name, found in factors.items() if not found.is_gradient}
+    return keep_in_bf16(marked, data, functions)
 
 
 def reduce_step_precision(

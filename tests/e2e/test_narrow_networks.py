@@ -12,6 +12,7 @@ import pytest
 
 import hybridc
 from hybridc.models import build
+from hybridc.models.builder import GraphBuilder, batch_dim
 from tests.support.amx import executing
 from tests.support.light_models import random_feeds
 from tests.support.narrow import UNIT
@@ -86,3 +87,31 @@ def test_network_in_tf32_is_near_what_onnxruntime_gives(tmp_path, name):
         error = np.linalg.norm(result - reference) / np.linalg.norm(reference)
         # three bits more than bf16
         assert 0.1 * UNIT / 8 < error <= 5 * UNIT / 8
+
+
+@pytest.mark.parametrize("target", ["avx512_bf16", "amx"])
+def test_kernels_of_all_sizes_in_bf16_are_their_own(tmp_path: Path, target: str) -> None:
+    """They store what the next one reads in bf16, each for its own number of rows."""
+    g, sizes = GraphBuilder("products", 0), (1, 16, 40)
+    y = g.input("x", (batch_dim(1, True), 256))
+    for _ in range(3):
+        y = g.relu(g.gemm(y, 256))
+    model = g.model(y=g.gemm(y, 100))
+    dims = {model.graph.input[0].type.tensor_type.shape.dim[0].dim_param: list(sizes)}
+    random, reference = np.random.default_rng(0), onnxruntime.InferenceSession(model.SerializeToString())
+    feeds = [{"x": random.standard_normal((rows, 256), dtype=np.float32)} for rows in sizes]
+    with executing(target):
+        hybridc.compile(
+            model,
+            tmp_path / "n.hyb",
+            target=target,
+            precision="bf16",
+            rounding_error=1.0,
+            dims=dims,
+            threads=2,
+        )
+        with hybridc.load(tmp_path / "n.hyb") as session:
+            found = [session.run(None, feed)[0].copy() for feed in feeds]
+    for result, feed in zip(found, feeds, strict=True):
+        [expected] = reference.run(None, feed)
+        assert 0.1 * UNIT < np.linalg.norm(result - expected) / np.linalg.norm(expected) <= 5 * UNIT

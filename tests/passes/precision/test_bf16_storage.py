@@ -116,7 +116,7 @@ def test_results_are_the_same_bit_for_bit(narrow, kind, monkeypatch):
     program, target = chains()[kind], Target((), narrow.isa)
     found = reduced(program, target)
     assert kept(found)[0]
-    monkeypatch.setattr("hybridc.passes.precision.precision.keep_in_bf16", lambda program, data: program)
+    monkeypatch.setattr("hybridc.passes.precision.precision.keep_in_bf16", lambda program, *_: program)
     unkept = reduced(program, target)
     assert not any(kept(unkept))
     np.testing.assert_array_equal(computed(found, narrow), computed(unkept, narrow))
