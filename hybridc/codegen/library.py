@@ -19,11 +19,11 @@ from pathlib import Path
 
 import tvm
 from tvm import tirx
-from tvm_ffi import libinfo
 
 from hybridc.codegen.cuda_callback import cuda_compiler
 from hybridc.codegen.cuda_functions import corrected, printable
-from hybridc.codegen.families import Family, calls_of_members, families
+from hybridc.codegen.entries import entries_source, with_code_names
+from hybridc.codegen.families import Family, families
 from hybridc.codegen.gxx import run_gxx
 from hybridc.codegen.helper import helper_object
 from hybridc.compile_cache import Cache, NoCache, remembered
@@ -114,7 +114,7 @@ def build_library(
     cache = cache or NoCache()
     fresh: list[int] = []
     gpu, cpu = _split(module)
-    alike = (
+    alike = with_code_names(
         families(dict(cpu))
         if many_sizes or len(cpu) > _MANY_FUNCTIONS
         else tuple(Family(f, {name: ()}) for name, f in cpu)
@@ -141,7 +141,6 @@ def build_library(
     path, start = directory / "library.so", time.perf_counter()
     with _workers() as pool:
         helper = pool.submit(helper_object)
-        members = pool.submit(_members_object, alike, cache)
         codes = {pool.submit(code_of, unit): unit for unit in units}
         done, total = 0, len(gpu) + len(cpu)
         progress(done, total)
@@ -150,9 +149,9 @@ def build_library(
             done += codes[future].count
             progress(done, total)
         made = [future.result() for future in codes]
-        objects = [helper.result(), *members.result(), *(o for code in made for o in code.objects)]
+        objects = [helper.result(), *(o for code in made for o in code.objects)]
     compiled = time.perf_counter()
-    _link(objects, path)
+    _link(objects, entries_source(alike, dict(cpu)), path)
     seconds = {"compile": compiled - start, "link": time.perf_counter() - compiled}
     source, image = (made[0].cuda_source, made[0].cuda_image) if gpu else (None, None)
     return BuiltLibrary(path, source, image, seconds, total, total - sum(fresh))
@@ -183,26 +182,10 @@ def _cpu_code(functions: Mapping[str, tirx.PrimFunc]) -> _Code:
     target, *_ = (function.attrs["target"] for function in functions.values())
     with scratch_folder("hybridc-cpu-") as folder:
         path = folder / "cpu.o"
-        _build(functions, target).write_to_file(str(path))
+        # the entries say what arguments there must be
+        with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
+            _build(functions, target).write_to_file(str(path))
         return _Code((path.read_bytes(),))
-
-
-def _members_object(alike: Sequence[Family], cache: Cache) -> tuple[bytes, ...]:
-    """The functions that call those of families with their numbers."""
-    source = calls_of_members(alike)
-    if not source:
-        return ()
-    return (remembered(cache, partial(_compiled_members, source), "members", source, run_gxx("--version")),)
-
-
-def _compiled_members(source: str) -> bytes:
-    with scratch_folder("hybridc-members-") as folder:
-        path, written = folder / "members.o", folder / "members.c"
-        written.write_text(source)
-        folders = (libinfo.find_include_path(), libinfo.find_dlpack_include_path())
-        includes = [f"-I{folder}" for folder in folders]
-        run_gxx("-c", "-O2", "-xc", "-fPIC", *includes, str(written), "-o", str(path))
-        return path.read_bytes()
 
 
 def _gpu_code(
@@ -270,10 +253,13 @@ def _compiled(cuda_compile: CudaCompile, capture: _Capture, source: str) -> byte
     return capture.image
 
 
-def _link(objects: Sequence[bytes], path: Path) -> None:
+def _link(objects: Sequence[bytes], assembler: str, path: Path) -> None:
     with scratch_folder("hybridc-link-") as folder:
         files = [folder / f"{number}.o" for number in range(len(objects))]
         for file, content in zip(files, objects, strict=True):
             file.write_bytes(content)
+        if assembler:
+            files.append(folder / "entries.s")
+            files[-1].write_text(assembler)
         options = ("-shared", "-pthread", "-Wl,--build-id=none")
         run_gxx(*options, *map(str, files), "-ldl", "-o", str(path))
