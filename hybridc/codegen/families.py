@@ -146,14 +146,15 @@ def families(functions: Mapping[str, tirx.PrimFunc]) -> tuple[Family, ...]:
 
     Requires: scheduled functions of the CPU with `global_symbol`.
     Ensures: each is a member of one family, whose function with the member's numbers as its first arguments
-    computes what the member does. A function like no other is a family as it is. Families and members come in
-    the order of the functions.
+    computes what the member does. A function like no other is a family by itself. Families and members come
+    in the order of the functions. All functions are `flattened`.
     """
+    flat = flattened(functions)
     alike: dict[str, dict[str, _Form]] = defaultdict(dict)
-    for name, function in flattened(functions).items():
+    for name, function in flat.items():
         form = _form(function)
         alike[form.skeleton or name][name] = form
-    return tuple(_family(functions, forms) for forms in alike.values())
+    return tuple(_family(flat, forms) for forms in alike.values())
 
 
 def _family(functions: Mapping[str, tirx.PrimFunc], forms: Mapping[str, _Form]) -> Family:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -20,10 +21,12 @@ from pathlib import Path
 import tvm
 from tvm import tirx
 
+from hybridc.codegen.cpu import cpu_module
 from hybridc.codegen.cuda_callback import cuda_compiler
 from hybridc.codegen.cuda_functions import corrected, printable
 from hybridc.codegen.entries import entries_source, with_code_names
 from hybridc.codegen.families import Family, families
+from hybridc.codegen.flat import flattened
 from hybridc.codegen.gxx import run_gxx
 from hybridc.codegen.helper import helper_object
 from hybridc.compile_cache import Cache, NoCache, remembered
@@ -42,6 +45,9 @@ Progress = Callable[[int, int], None]
 _MANY_FUNCTIONS = 100
 """More than so many are mostly those of a loop's trips, such as slices at other places; other networks have
 some tens, each of which is compiled for its own numbers."""
+
+_FAMILIES_IN_A_UNIT = 4
+"""LLVM takes 10 ms for any module: a third of what four small functions take, one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +120,17 @@ def build_library(
     cache = cache or NoCache()
     fresh: list[int] = []
     gpu, cpu = _split(module)
+    are_alike = many_sizes or len(cpu) > _MANY_FUNCTIONS
     alike = with_code_names(
-        families(dict(cpu))
-        if many_sizes or len(cpu) > _MANY_FUNCTIONS
-        else tuple(Family(f, {name: ()}) for name, f in cpu)
+        families(dict(cpu)) if are_alike else tuple(Family(f, {name: ()}) for name, f in cpu)
     )
     units = [
         _Unit(
-            {str(each.function.attrs["global_symbol"]): each.function},
-            _cpu_code,
-            len(each.members),
+            {str(each.function.attrs["global_symbol"]): each.function for each in together},
+            _flat_cpu_code if are_alike else _cpu_code,
+            sum(len(each.members) for each in together),
         )
-        for each in alike
+        for together in _groups(alike, _FAMILIES_IN_A_UNIT if are_alike else 1)
     ]
     if gpu:
         units.insert(0, _Unit(dict(gpu), partial(_gpu_code, target, cuda_compile), len(gpu)))
@@ -177,14 +182,28 @@ def _split(
     return gpu, cpu
 
 
+def _groups(alike: Sequence[Family], size: int) -> Iterator[Sequence[Family]]:
+    """So many families or fewer, of one instruction set."""
+    by_target: dict[str, list[Family]] = defaultdict(list)
+    for each in alike:
+        by_target[str(each.function.attrs["target"])].append(each)
+    for together in by_target.values():
+        for first in range(0, len(together), size):
+            yield together[first : first + size]
+
+
 def _cpu_code(functions: Mapping[str, tirx.PrimFunc]) -> _Code:
     """Of functions for one instruction set."""
+    return _flat_cpu_code(flattened(functions))
+
+
+def _flat_cpu_code(functions: Mapping[str, tirx.PrimFunc]) -> _Code:
     target, *_ = (function.attrs["target"] for function in functions.values())
+    with _refusals(functions, target):
+        module = cpu_module(functions, target)
     with scratch_folder("hybridc-cpu-") as folder:
         path = folder / "cpu.o"
-        # the entries say what arguments there must be
-        with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
-            _build(functions, target).write_to_file(str(path))
+        module.write_to_file(str(path))
         return _Code((path.read_bytes(),))
 
 
@@ -202,9 +221,11 @@ def _gpu_code(
     return _Code(objects, capture.source, capture.image)
 
 
-def _build(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> tvm.runtime.Module:
+@contextmanager
+def _refusals(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> Iterator[None]:
+    """What TVM refuses, as an InternalError that names the functions."""
     try:
-        return tirx.build(tvm.IRModule(dict(functions)), target=target)
+        yield
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         what = f"TVM cannot compile for {target.kind.name}: {reason}"
@@ -229,7 +250,9 @@ def _build_cuda(
         raise InternalError("HC912", "the module has CUDA functions but no CUDA compiler was given")
     try:
         with cuda_compiler(partial(_compiled, cuda_compile, capture)):
-            root = _build(printable(functions), cuda_target(target))
+            module, device = tvm.IRModule(printable(functions)), cuda_target(target)
+            with _refusals(functions, device):
+                root = tirx.build(module, target=device)
     except InternalError:
         if capture.error is not None:
             raise capture.error from None

@@ -125,7 +125,7 @@ def test_objects_that_are_no_arrays_are_refused(entered: tvm_ffi.Module) -> None
 def test_nothing_leads_around_an_entry(library: Path, entered: tvm_ffi.Module) -> None:
     exported = ctypes.CDLL(str(library))
     assert exported.__tvm_ffi_chosen_cpu
-    for hidden in ("__tvm_ffi_chosen_cpu_code", "hybridc_enter"):
+    for hidden in ("__tvm_ffi_chosen_cpu_code", "__tvm_ffi_main", "hybridc_enter"):
         with pytest.raises(AttributeError):
             getattr(exported, hidden)
     with pytest.raises(AttributeError):
