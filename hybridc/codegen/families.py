@@ -23,6 +23,7 @@ from tvm import tirx
 from tvm_ffi.serialization import from_json_graph_str
 
 from hybridc.codegen.flat import flattened
+from hybridc.garbage import uncollected
 
 _Node = dict[str, Any]
 """Of TVM's JSON: most numbers in its `data` are positions of other nodes, which come before it."""
@@ -151,10 +152,11 @@ def families(functions: Mapping[str, tirx.PrimFunc]) -> tuple[Family, ...]:
     """
     flat = flattened(functions)
     alike: dict[str, dict[str, _Form]] = defaultdict(dict)
-    for name, function in flat.items():
-        form = _form(function)
-        alike[form.skeleton or name][name] = form
-    return tuple(_family(flat, forms) for forms in alike.values())
+    with uncollected():  # a third of the time otherwise
+        for name, function in flat.items():
+            form = _form(function)
+            alike[form.skeleton or name][name] = form
+        return tuple(_family(flat, forms) for forms in alike.values())
 
 
 def _family(functions: Mapping[str, tirx.PrimFunc], forms: Mapping[str, _Form]) -> Family:

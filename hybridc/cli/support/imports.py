@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from hybridc.garbage import uncollected
+
 _TENSORS_OF_OTHERS = "torch"
 
 
@@ -20,15 +22,13 @@ def lasting_imports() -> Iterator[None]:
     and torch takes as long as all the rest, and 200 MB; it is not found meanwhile.
     """
     modules: dict[str, Any] = sys.modules
-    hides, collects = _TENSORS_OF_OTHERS not in modules, gc.isenabled()
-    gc.disable()
+    hides = _TENSORS_OF_OTHERS not in modules
     if hides:
         modules[_TENSORS_OF_OTHERS] = None
-    try:
-        yield
-    finally:
-        if hides:
-            del modules[_TENSORS_OF_OTHERS]
-        gc.freeze()
-        if collects:
-            gc.enable()
+    with uncollected():
+        try:
+            yield
+        finally:
+            if hides:
+                del modules[_TENSORS_OF_OTHERS]
+            gc.freeze()
