@@ -41,7 +41,7 @@ from hybridc.progress import NullProgress, Progress, Stopwatch
 from hybridc.report.planning import standing_text
 from hybridc.results import BucketPlans, Cached, Compiled, Planned
 from hybridc.runtime.staging import check_host_memory
-from hybridc.sizes import divided
+from hybridc.sizes import Bucket, divided
 from hybridc.tuning import tuner_of
 
 if TYPE_CHECKING:
@@ -73,17 +73,18 @@ def _compile(
     targets = options.target.of_each if path is not None else (options.target,)
     options = with_shared_effort(options, len(buckets) * len(targets))
     sets: list[list[LoweredNetwork]] = []  # one for each CPU instruction set
+    read: dict[Bucket, ImportedModel] = {}  # whatever the instruction set
     for target in targets:
         each = replace(options, target=target)
         tuner = tuner_of(each, watch.progress)
-        models: list[ImportedModel] = []
         networks: list[LoweredNetwork] = []
         for bucket in reversed(buckets):  # of the largest sizes first: percentages are of what they need
             each = with_budgets(each, sets[0] if sets else networks)
             with watch("import"):
                 model, network = import_model(
-                    source, each, cache, dimensions, bucket, many_sizes=len(buckets) > 1
+                    read.get(bucket, source), each, cache, dimensions, bucket, many_sizes=len(buckets) > 1
                 )
+            read[bucket] = model
             network = after(network, networks) if networks else beside(network, sets)
             network = with_measurements(network, watch.progress, chooser=tuner)
             if options.plan_timeout is not None:
@@ -92,7 +93,6 @@ def _compile(
                 made = run_stages(network, watch.progress, stop_after=each.stop_after, dump_ir=each.dump_ir)
             if path is None:  # stopped
                 return Compiled.of(made, None, watch.seconds, tuner.chosen if tuner else {})
-            models.insert(0, model)
             networks.insert(0, made)
         networks = with_agreeing_residents(networks)
         sets.append(networks)
@@ -112,6 +112,7 @@ def _compile(
             many_sizes=len(buckets) > 1,
         )
         progress.stage("store")
+        models = [read[bucket] for bucket in buckets]
         return contents_of(models, whole, library, dimensions, buckets if dimensions else ())
 
     check_host_memory(whole.graphs, whole.plans, options.host_memory_bytes)

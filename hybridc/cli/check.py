@@ -16,6 +16,7 @@ from hybridc.cli.support.arguments import (
     compile_options,
 )
 from hybridc.cli.support.files import existing_model, print_json
+from hybridc.cli.support.imports import lasting_imports
 from hybridc.cli.support.terminal import print_text
 from hybridc.errors import ModelError
 
@@ -34,8 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     existing_model(arguments.model)
     options = compile_options(arguments)
-    from hybridc.compiler import check_model
-    from hybridc.report.table import plural
+    with lasting_imports():
+        from hybridc.compiler import check_model
+        from hybridc.report.table import plural
 
     found = check_model(arguments.model, options)
     if arguments.json:

@@ -7,7 +7,6 @@ plan of what runs where, and the weights.
 from __future__ import annotations
 
 import argparse
-import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from hybridc.cli.support.arguments import (
     compile_options,
 )
 from hybridc.cli.support.files import existing_model, print_json
+from hybridc.cli.support.imports import lasting_imports
 from hybridc.cli.support.terminal import print_text
 from hybridc.cli.support.train_options import add_training, check_training, training_spec
 from hybridc.options import missing_output
@@ -70,10 +70,10 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _compile(arguments: argparse.Namespace, options: CompileOptions) -> int:
-    from hybridc.cli.support.summary import compiled_summary, compiled_to_json
-    from hybridc.compiler import compile_model
+    with lasting_imports():
+        from hybridc.cli.support.summary import compiled_summary, compiled_to_json
+        from hybridc.compiler import compile_model
 
-    gc.freeze()  # modules stay to the end: to look at them again and again takes a fifth of an import
     with terminal_progress(quiet=arguments.quiet) as progress:
         compiled = compile_model(arguments.model, arguments.output, options, progress)
     if compiled.path is None:
@@ -86,8 +86,9 @@ def _compile(arguments: argparse.Namespace, options: CompileOptions) -> int:
 
 
 def _compile_training(arguments: argparse.Namespace, options: CompileOptions) -> int:
-    from hybridc.cli.support.summary import training_summary, training_to_json
-    from hybridc.training.compile import compile_training
+    with lasting_imports():
+        from hybridc.cli.support.summary import training_summary, training_to_json
+        from hybridc.training.compile import compile_training
 
     spec = training_spec(arguments)
     with terminal_progress(quiet=arguments.quiet) as progress:

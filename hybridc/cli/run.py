@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import json
 import statistics
 import time
@@ -34,6 +35,7 @@ from hybridc.cli.support.files import (
     write_array,
     write_text,
 )
+from hybridc.cli.support.imports import lasting_imports
 from hybridc.cli.support.terminal import output_width, print_text
 from hybridc.options import format_bytes, parse_count, parse_seed
 
@@ -93,6 +95,8 @@ def execute(arguments: argparse.Namespace) -> int:
     existing_artifact(arguments.artifact)
     if arguments.output is not None:
         make_folder(arguments.output)
+    with lasting_imports():
+        importlib.import_module("hybridc.runtime")
     session = hybridc.load(
         arguments.artifact,
         threads=arguments.threads,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hybridc.cli.support.arguments import add_compile_options, add_json, add_no_weights, compile_options
 from hybridc.cli.support.files import existing_model, print_json, write_text
+from hybridc.cli.support.imports import lasting_imports
 from hybridc.cli.support.terminal import print_text
 from hybridc.errors import UsageError
 from hybridc.options import Budget, parse_budget, parse_budgets, parse_count
@@ -64,8 +65,9 @@ def execute(arguments: argparse.Namespace) -> int:
     wanted = arguments.gpu_memory or _parse_range("10%..100%")
     options = compile_options(arguments, gpu_memory=_budgets(wanted, arguments.points))
     options.check_fixed("hybridc sweep")
-    from hybridc.compiler import plan_model
-    from hybridc.report.curve import curve_to_json, curve_to_svg, points_of, render_curve
+    with lasting_imports():
+        from hybridc.compiler import plan_model
+        from hybridc.report.curve import curve_to_json, curve_to_svg, points_of, render_curve
 
     with terminal_progress(quiet=arguments.quiet) as progress:
         planned = plan_model(arguments.model, options, progress)
@@ -93,9 +95,10 @@ def _compare_contexts(arguments: argparse.Namespace) -> int:
     if options.target.has_gpu and not options.gpu_memory:
         remedy = "for example --gpu-memory 3.5GiB"
         raise UsageError("HC500", "--context requires --gpu-memory where the target has a GPU", remedy=remedy)
-    from hybridc.compiler import plan_model
-    from hybridc.frontend.inputs.cache_lengths import context_sizes
-    from hybridc.report.contexts import context_row, contexts_to_json, render_contexts
+    with lasting_imports():
+        from hybridc.compiler import plan_model
+        from hybridc.frontend.inputs.cache_lengths import context_sizes
+        from hybridc.report.contexts import context_row, contexts_to_json, render_contexts
 
     sizes = context_sizes(arguments.model, dict(options.dims))
     rows = []

@@ -2,8 +2,8 @@
 
 The buckets of an open dimension have kernels that are the same but for loop bounds and strides, and each
 takes as long to compile as any other. So a *family* of them is compiled once: numbers in which its members
-differ are parameters, and each member is a few instructions that pass its own. This is anti-unification
-(Plotkin, A note on inductive generalization, Machine Intelligence 5, 1970) of integers alone.
+differ are parameters, and each member passes its own (`entries.py`). This is anti-unification (Plotkin, A
+note on inductive generalization, Machine Intelligence 5, 1970) of integers alone.
 
 Numbers that shape code stay as they are, so that a family is as fast as its members: extents of vectors and
 unrolled loops, sizes of local arrays, immediate operands, and divisors, as division by a known number is a
@@ -23,21 +23,12 @@ from tvm import tirx
 from tvm_ffi.serialization import from_json_graph_str
 
 from hybridc.codegen.flat import flattened
+from hybridc.garbage import uncollected
 
 _Node = dict[str, Any]
 """Of TVM's JSON: most numbers in its `data` are positions of other nodes, which come before it."""
 _Links = tuple[tuple[Any, int], ...]
 """Keys in `data`, and the positions that they stand for."""
-
-_MEMBER = """
-int __tvm_ffi_{family}(void*, const TVMFFIAny*, int32_t, TVMFFIAny*);
-__attribute__((visibility("default")))
-int __tvm_ffi_{name}(void* self, const TVMFFIAny* arguments, int32_t count, TVMFFIAny* result) {{
-  TVMFFIAny all[{numbers} + {arrays}] = {{{values}}};
-  if (count != {arrays}) return __tvm_ffi_{family}(self, arguments, count, result);
-  for (int i = 0; i < {arrays}; ++i) all[{numbers} + i] = arguments[i];
-  return __tvm_ffi_{family}(self, all, {numbers} + {arrays}, result);
-}}"""
 
 _KNOWN = frozenset(
     [
@@ -156,32 +147,16 @@ def families(functions: Mapping[str, tirx.PrimFunc]) -> tuple[Family, ...]:
 
     Requires: scheduled functions of the CPU with `global_symbol`.
     Ensures: each is a member of one family, whose function with the member's numbers as its first arguments
-    computes what the member does. A function like no other is a family as it is. Families and members come in
-    the order of the functions.
+    computes what the member does. A function like no other is a family by itself. Families and members come
+    in the order of the functions. All functions are `flattened`.
     """
+    flat = flattened(functions)
     alike: dict[str, dict[str, _Form]] = defaultdict(dict)
-    for name, function in flattened(functions).items():
-        form = _form(function)
-        alike[form.skeleton or name][name] = form
-    return tuple(_family(functions, forms) for forms in alike.values())
-
-
-def calls_of_members(alike: Sequence[Family]) -> str:
-    """C source of the members of families with parameters, as functions of TVM's calling convention; empty if
-    there are none. A wrong number of arguments is passed on, for the family to refuse."""
-    calls = [
-        _MEMBER.format(
-            name=name,
-            family=each.function.attrs["global_symbol"],
-            arrays=len(each.function.params) - len(numbers),
-            numbers=len(numbers),
-            values="".join(f"{{.type_index = kTVMFFIInt, .v_int64 = {number}}}, " for number in numbers),
-        )
-        for each in alike
-        for name, numbers in each.members.items()
-        if name != each.function.attrs["global_symbol"]
-    ]
-    return "\n".join(["#include <tvm/ffi/c_api.h>\n", *calls]) if calls else ""
+    with uncollected():  # a third of the time otherwise
+        for name, function in flat.items():
+            form = _form(function)
+            alike[form.skeleton or name][name] = form
+        return tuple(_family(flat, forms) for forms in alike.values())
 
 
 def _family(functions: Mapping[str, tirx.PrimFunc], forms: Mapping[str, _Form]) -> Family:

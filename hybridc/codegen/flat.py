@@ -25,7 +25,7 @@ _PASSES = (
     tirx.transform.FlattenBuffer,
     s_tir.transform.StmtSimplify,
 )
-"""The first ones of TVM's pipeline for a CPU, which does nothing more in these when it runs them again."""
+"""The first ones of TVM's pipeline for a CPU; the others are in `cpu.py`."""
 
 
 def flattened(functions: Mapping[str, tirx.PrimFunc]) -> dict[str, tirx.PrimFunc]:

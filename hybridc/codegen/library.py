@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -19,11 +20,13 @@ from pathlib import Path
 
 import tvm
 from tvm import tirx
-from tvm_ffi import libinfo
 
+from hybridc.codegen.cpu import cpu_module
 from hybridc.codegen.cuda_callback import cuda_compiler
 from hybridc.codegen.cuda_functions import corrected, printable
-from hybridc.codegen.families import Family, calls_of_members, families
+from hybridc.codegen.entries import entries_source, with_code_names
+from hybridc.codegen.families import Family, families
+from hybridc.codegen.flat import flattened
 from hybridc.codegen.gxx import run_gxx
 from hybridc.codegen.helper import helper_object
 from hybridc.compile_cache import Cache, NoCache, remembered
@@ -42,6 +45,9 @@ Progress = Callable[[int, int], None]
 _MANY_FUNCTIONS = 100
 """More than so many are mostly those of a loop's trips, such as slices at other places; other networks have
 some tens, each of which is compiled for its own numbers."""
+
+_FAMILIES_IN_A_UNIT = 4
+"""LLVM takes 10 ms for any module: a third of what four small functions take, one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +120,17 @@ def build_library(
     cache = cache or NoCache()
     fresh: list[int] = []
     gpu, cpu = _split(module)
-    alike = (
-        families(dict(cpu))
-        if many_sizes or len(cpu) > _MANY_FUNCTIONS
-        else tuple(Family(f, {name: ()}) for name, f in cpu)
+    are_alike = many_sizes or len(cpu) > _MANY_FUNCTIONS
+    alike = with_code_names(
+        families(dict(cpu)) if are_alike else tuple(Family(f, {name: ()}) for name, f in cpu)
     )
     units = [
         _Unit(
-            {str(each.function.attrs["global_symbol"]): each.function},
-            _cpu_code,
-            len(each.members),
+            {str(each.function.attrs["global_symbol"]): each.function for each in together},
+            _flat_cpu_code if are_alike else _cpu_code,
+            sum(len(each.members) for each in together),
         )
-        for each in alike
+        for together in _groups(alike, _FAMILIES_IN_A_UNIT if are_alike else 1)
     ]
     if gpu:
         units.insert(0, _Unit(dict(gpu), partial(_gpu_code, target, cuda_compile), len(gpu)))
@@ -141,7 +146,6 @@ def build_library(
     path, start = directory / "library.so", time.perf_counter()
     with _workers() as pool:
         helper = pool.submit(helper_object)
-        members = pool.submit(_members_object, alike, cache)
         codes = {pool.submit(code_of, unit): unit for unit in units}
         done, total = 0, len(gpu) + len(cpu)
         progress(done, total)
@@ -150,9 +154,9 @@ def build_library(
             done += codes[future].count
             progress(done, total)
         made = [future.result() for future in codes]
-        objects = [helper.result(), *members.result(), *(o for code in made for o in code.objects)]
+        objects = [helper.result(), *(o for code in made for o in code.objects)]
     compiled = time.perf_counter()
-    _link(objects, path)
+    _link(objects, entries_source(alike, dict(cpu)), path)
     seconds = {"compile": compiled - start, "link": time.perf_counter() - compiled}
     source, image = (made[0].cuda_source, made[0].cuda_image) if gpu else (None, None)
     return BuiltLibrary(path, source, image, seconds, total, total - sum(fresh))
@@ -178,31 +182,29 @@ def _split(
     return gpu, cpu
 
 
+def _groups(alike: Sequence[Family], size: int) -> Iterator[Sequence[Family]]:
+    """So many families or fewer, of one instruction set."""
+    by_target: dict[str, list[Family]] = defaultdict(list)
+    for each in alike:
+        by_target[str(each.function.attrs["target"])].append(each)
+    for together in by_target.values():
+        for first in range(0, len(together), size):
+            yield together[first : first + size]
+
+
 def _cpu_code(functions: Mapping[str, tirx.PrimFunc]) -> _Code:
     """Of functions for one instruction set."""
+    return _flat_cpu_code(flattened(functions))
+
+
+def _flat_cpu_code(functions: Mapping[str, tirx.PrimFunc]) -> _Code:
     target, *_ = (function.attrs["target"] for function in functions.values())
+    with _refusals(functions, target):
+        module = cpu_module(functions, target)
     with scratch_folder("hybridc-cpu-") as folder:
         path = folder / "cpu.o"
-        _build(functions, target).write_to_file(str(path))
+        module.write_to_file(str(path))
         return _Code((path.read_bytes(),))
-
-
-def _members_object(alike: Sequence[Family], cache: Cache) -> tuple[bytes, ...]:
-    """The functions that call those of families with their numbers."""
-    source = calls_of_members(alike)
-    if not source:
-        return ()
-    return (remembered(cache, partial(_compiled_members, source), "members", source, run_gxx("--version")),)
-
-
-def _compiled_members(source: str) -> bytes:
-    with scratch_folder("hybridc-members-") as folder:
-        path, written = folder / "members.o", folder / "members.c"
-        written.write_text(source)
-        folders = (libinfo.find_include_path(), libinfo.find_dlpack_include_path())
-        includes = [f"-I{folder}" for folder in folders]
-        run_gxx("-c", "-O2", "-xc", "-fPIC", *includes, str(written), "-o", str(path))
-        return path.read_bytes()
 
 
 def _gpu_code(
@@ -219,9 +221,11 @@ def _gpu_code(
     return _Code(objects, capture.source, capture.image)
 
 
-def _build(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> tvm.runtime.Module:
+@contextmanager
+def _refusals(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> Iterator[None]:
+    """What TVM refuses, as an InternalError that names the functions."""
     try:
-        return tirx.build(tvm.IRModule(dict(functions)), target=target)
+        yield
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         what = f"TVM cannot compile for {target.kind.name}: {reason}"
@@ -246,7 +250,9 @@ def _build_cuda(
         raise InternalError("HC912", "the module has CUDA functions but no CUDA compiler was given")
     try:
         with cuda_compiler(partial(_compiled, cuda_compile, capture)):
-            root = _build(printable(functions), cuda_target(target))
+            module, device = tvm.IRModule(printable(functions)), cuda_target(target)
+            with _refusals(functions, device):
+                root = tirx.build(module, target=device)
     except InternalError:
         if capture.error is not None:
             raise capture.error from None
@@ -270,10 +276,13 @@ def _compiled(cuda_compile: CudaCompile, capture: _Capture, source: str) -> byte
     return capture.image
 
 
-def _link(objects: Sequence[bytes], path: Path) -> None:
+def _link(objects: Sequence[bytes], assembler: str, path: Path) -> None:
     with scratch_folder("hybridc-link-") as folder:
         files = [folder / f"{number}.o" for number in range(len(objects))]
         for file, content in zip(files, objects, strict=True):
             file.write_bytes(content)
+        if assembler:
+            files.append(folder / "entries.s")
+            files[-1].write_text(assembler)
         options = ("-shared", "-pthread", "-Wl,--build-id=none")
         run_gxx(*options, *map(str, files), "-ldl", "-o", str(path))

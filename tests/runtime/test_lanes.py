@@ -25,7 +25,8 @@ W = weight_array((8, 8))
 @T.prim_func(s_tir=True)
 def positive_only(x: T.Buffer((4, 8), "float32"), y: T.Buffer((4, 8), "float32")) -> None:
     T.func_attr({"tirx.noalias": True})
-    assert x[0, 0] >= T.float32(0), "negative"
+    if x[0, 0] < T.float32(0):
+        T.evaluate(T.call_packed("negative"))  # which nobody has registered
     for i, j in T.grid(4, 8):
         with T.sblock("y"):
             vi, vj = T.axis.remap("SS", [i, j])

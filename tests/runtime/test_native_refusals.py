@@ -327,7 +327,7 @@ def test_arguments_of_other_types_are_refused(bench: Bench) -> None:
 
 
 def test_kernel_refuses_arrays_that_are_not_its_parameters(bench: Bench) -> None:
-    """By the checks that TVM compiles into it; the run fails, and the next one does, too, or runs."""
+    """By its entry in the library; the run fails, and so does the next one."""
     relu = bench.helper.library.function("relu_cpu")
     lanes = bench.helper.open_lanes(False, 0, 1)
     for arrays in (

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hybridc.cli.support.arguments import compile_options, given_options
 from hybridc.cli.support.files import existing_model
+from hybridc.cli.support.imports import lasting_imports
 from hybridc.cli.support.interrupts import deferred_interrupts
 from hybridc.cli.support.train_options import PROGRAMS, check_training, training_spec
 from hybridc.errors import UsageError
@@ -151,7 +152,8 @@ def _of_model(
     options = compile_options(arguments)
     if not arguments.train:
         _check_program(arguments)
-        from hybridc.compiler import plan_model
+        with lasting_imports():
+            from hybridc.compiler import plan_model
 
         with terminal_progress(quiet=arguments.quiet) as progress:
             planned = plan_model(
@@ -162,7 +164,8 @@ def _of_model(
                 listening=deferred_interrupts,
             )
         return _plans(arguments, options, planned)
-    from hybridc.training.compile import plan_training
+    with lasting_imports():
+        from hybridc.training.compile import plan_training
 
     spec = training_spec(arguments)
     _existing(PROGRAMS if spec.accumulate > 1 else PROGRAMS[:2], wanted, arguments)

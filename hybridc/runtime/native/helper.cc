@@ -10,6 +10,7 @@
 
 #include "arrays.h"
 #include "cuda_runtime.h"
+#include "entries.h"
 #include "lanes.h"
 
 namespace hybridc {
@@ -149,6 +150,12 @@ void Upload(ffi::Tensor source, ffi::Tensor target) {
 }
 
 }  // namespace hybridc
+
+// What the functions of the CPU jump to, with their entries.
+extern "C" int hybridc_enter(void* self, const TVMFFIAny* arguments, int32_t count, TVMFFIAny* result,
+                             const hybridc::Entry* entry) {
+  return hybridc::Enter(self, arguments, count, result, *entry);
+}
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_open_lanes, hybridc::OpenLanes);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(hybridc_close_lanes, hybridc::CloseLanes);
