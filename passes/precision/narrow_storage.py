@@ -48,7 +48,7 @@ def store_narrow(
     Requires: `program` fused.
     Ensures: inputs and outputs have the types of the model. A tensor that a function of `reduced` writes is
     float16 if only such functions read it; of weights each function reads its own. One of
-    `rounded` that a function writes is bfloat16 unless it is small, or an output. Small tensors between
+    `rounded` that a function writes is bfloat16 unless it is an output. Small tensors between
     kernels stay float32 where the network needs no more bytes for that and no tensor cores multiply them.
     Arithmetic stays float32. Functions that read or write 16 bits are new ones, whose names tell which of
     their parameters these are. Casts between what has the same type then are left out.
@@ -108,7 +108,7 @@ class _Writer:
                 tensor = (call.var, i)
                 if _name(call) in self.reduced and tensor not in read_in_full:
                     dtype = dtype or HALF
-                if tensor in rounded and _nbytes(ty, WIDE) > SMALL_BYTES:
+                if tensor in rounded:
                     dtype = dtype or BFLOAT
                 if _dtype(ty) == WIDE and dtype:
                     found[tensor] = dtype

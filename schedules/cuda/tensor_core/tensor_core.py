@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from hybridc.gpu_model.architecture import PARTITIONS
@@ -21,10 +22,13 @@ from hybridc.schedules.cuda.tile.schedule import best_plan, known_gpu
 from hybridc.schedules.cuda.winograd.plan import estimated_us
 from hybridc.schedules.cuda.winograd.winograd import faster_plan
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
+from hybridc.schedules.shapes import shape_of
 from hybridc.targets import architecture_number, oldest
 
 SMALLEST_SIDE = 8
 """Below this many rows or columns a product is bound by memory, and tiles are mostly padding."""
+_ROUNDED_BYTES = 4 + 2
+"""That rounding an element reads and writes."""
 FULL_SIDE = 16
 """Rows of an instruction, which multiplies padding where a product has fewer."""
 
@@ -109,3 +113,19 @@ def tf32_is_faster(product: MatrixProduct, request: Request) -> bool:
     transformed = faster_plan(request)
     us = estimated_us_of_tiles(plan, gpu) if transformed is None else estimated_us(transformed, gpu)
     return fastest_way(packed(product, request.own_constants)[0], gpu)[1] < us
+
+
+def rounding_pays(request: Request, rounded: frozenset[int]) -> bool:
+    """Whether tensor cores are estimated to make the product of a function, whose 16-bit floats at these
+    positions are rounded by launches of their own before, in less time than tiles of float32."""
+    product, gpu = _read(request, tf32=False), known_gpu(request.gpu)
+    # where nothing is known of the GPU, that of the default profile may have no tensor cores
+    if product is None or not rounded or not chip_of(gpu).tensor_multiplies:
+        return True
+    anchor = find_anchor(product.wide.function)
+    plan = None if anchor is None else best_plan(product.wide.function, anchor.name, frozenset(), gpu)
+    if plan is None:
+        return True
+    elements = [math.prod(shape_of(request.function.params[i])) for i in rounded]
+    us = sum(gpu.launch_us + _ROUNDED_BYTES * count / (1e3 * gpu.bandwidth_gb_s) for count in elements)
+    return us + fastest_way(product, gpu, copies=True)[1] < estimated_us_of_tiles(plan, gpu)
