@@ -18,7 +18,7 @@ import tvm
 from tvm import relax, s_tir, te, tirx
 
 from hybridc.machine import Processor
-from hybridc.options import BF16
+from hybridc.options import BF16, FP32
 from hybridc.passes.precision.precision import adds_up_products, attention_masks, marked
 from hybridc.passes.program.program import (
     Program,
@@ -32,7 +32,7 @@ from hybridc.passes.program.program import (
 from hybridc.passes.schedule import schedule_requests
 from hybridc.schedules.cpu.core.nest import read_block
 from hybridc.schedules.cuda.attention.tensor_core import attention_factors
-from hybridc.schedules.cuda.tensor_core.tensor_core import rounding_pays, tensor_core_factors
+from hybridc.schedules.cuda.tensor_core.tensor_core import multiplied_factors, tensor_cores_pay
 from hybridc.schedules.rule import Request
 from hybridc.schedules.shapes import index_shape
 from hybridc.schedules.storage import WIDE, stored
@@ -40,7 +40,7 @@ from hybridc.targets import Target
 
 BFLOAT = "bfloat16"
 _NO_KERNEL = "no kernel for tensor cores computes this"
-_NO_GAIN = "rounding its factors is predicted to take longer than tensor cores save"
+_NO_GAIN = "fp32 is predicted to be faster"
 _STATISTICS = 32
 """Elements read for each that is written, from which on a reduction's result stays float32, as a mean of rows
 does: its bytes do not matter, but all that is computed of it depends on it. Windows of pooling have fewer."""
@@ -52,7 +52,7 @@ def reduce_gpu_step_precision(
     """Mark functions of a training step for tensor cores; and the variables to be stored as bfloat16.
 
     Requires: `program` fused, its first output the loss; a target whose GPUs all multiply bfloat16. Times on
-    `gpu` decide whether rounding a factor pays.
+    `gpu` decide what is faster on tensor cores, rounding included.
     Ensures: functions that sum products have the attribute PRECISION if tensor cores make these of bfloat16,
     else PRECISION_NOTE, which says why not. The factors of the first ones are among the variables: float32
     tensors are copied in front of them, and the copies are (`store_narrow` makes them round).
@@ -64,12 +64,13 @@ def reduce_gpu_step_precision(
     for name, product in products.items():
         if not product.factors:
             notes[name] = _NO_KERNEL
-        elif not all(rounding_pays(product.stored(), wide) for wide in step.wide_factors(name)):
+        elif not all(tensor_cores_pay(product.stored(), wide) for wide in step.wide_factors(name)):
             notes[name] = _NO_GAIN
         else:
             factors[name] = product.factors
     written, narrow = step.with_rounded(factors)
-    return marked(written, BF16, factors, notes), narrow
+    slower = [name for name, note in notes.items() if note == _NO_GAIN]
+    return marked(marked(written, FP32, slower, {}), BF16, factors, notes), narrow
 
 
 # ------------------------------------------------------------------------------------------- functions
@@ -98,7 +99,7 @@ def _products(program: Program, target: Target, gpu: Processor, winograd: bool) 
         if adds_up_products(request.function):
             masks = attention_masks(request.function)
             narrow = _stored(request, masks)
-            found[name] = _Product(request, masks, tensor_core_factors(narrow) or attention_factors(narrow))
+            found[name] = _Product(request, masks, multiplied_factors(narrow) or attention_factors(narrow))
     return found
 
 
