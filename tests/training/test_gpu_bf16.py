@@ -85,17 +85,17 @@ def test_losses_are_float32s(
 
 def test_half_of_the_memory_is_enough(tmp_path: Path) -> None:
     """On a device that has the budget and no byte more."""
-    g = GraphBuilder("small", 3)
-    x = g.relu(g.conv(g.input("x", (16, 3, 16, 16)), 16, 3, padding=1))
-    x = g.relu(g.conv(x, 16, 3, padding=1))
-    model = g.model(logits=g.gemm(g.flatten(g.pool("MaxPool", x, 4, stride=4)), 10, LINEAR_GAIN))
-    wide = losses(compiled(tmp_path / "wide.hyb", model, LOSS, "fp32"), images(), 3)
+    random, g = np.random.default_rng(0), GraphBuilder("small", 3)
+    x = g.unary("Tanh", g.gemm(g.input("x", (64, 64)), 96))
+    model = g.model(logits=g.gemm(x, 16, LINEAR_GAIN))
+    feeds = random.standard_normal((64, 64)).astype("f4"), random.integers(0, 16, 64)
+    wide = losses(compiled(tmp_path / "wide.hyb", model, LOSS, "fp32"), feeds, 3)
     path = compiled(tmp_path / "narrow.hyb", model, LOSS, "bf16", gpu_memory="50%")
     plan = open_artifact(path / STEP).plan
     assert plan.budget_bytes
     emulator.reset()
     emulator.start(plan.budget_bytes)
-    np.testing.assert_allclose(losses(path, images(), 3), wide, rtol=0.01)
+    np.testing.assert_allclose(losses(path, feeds, 3), wide, rtol=0.01)
     assert any(isinstance(step, Run) and step.device is Device.GPU for step in plan.steps)
     assert emulator.statistics().capacity_bytes == plan.budget_bytes
 
@@ -109,7 +109,7 @@ def planned(precision: str) -> Planned:
 
 def test_activations_take_half_of_the_bytes() -> None:
     narrow, wide = planned("bf16"), planned("fp32")
-    assert narrow.all_gpu_peak_bytes < 0.55 * wide.all_gpu_peak_bytes
+    assert narrow.all_gpu_peak_bytes < 0.6 * wide.all_gpu_peak_bytes  # inputs and parameters are float32
     tensors = {tensor.name: tensor for tensor in narrow.graphs[-1].tensors}
     long = [t for t in tensors.values() if t.shape[-1] == 4000 and t.shape[1:2] == (16,)]
     assert len(long) > 10 and {t.dtype for t in long} == {"bfloat16"}
@@ -150,6 +150,6 @@ def test_digits_are_learned(tmp_path: Path) -> None:
         for _ in range(6):
             for batch in batches:
                 session.step(x[batch], labels[batch])
-        found = [session.evaluate(x[batch], labels[batch])[1] for batch in batches]
-    right = [np.argmax(f["logits"] if isinstance(f, dict) else f, 1) for f in found]
-    assert np.mean(np.concatenate(right) == np.concatenate([labels[b] for b in batches])) > 0.98
+        found = [session.evaluate(x[batch], labels[batch]).outputs["logits"] for batch in batches]
+    right = [np.argmax(f, 1) == labels[batch] for f, batch in zip(found, batches, strict=True)]
+    assert np.mean(right) > 0.98
