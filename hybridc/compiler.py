@@ -21,7 +21,7 @@ from hybridc.codegen.generate import check_gpu, check_tools, generate_code
 from hybridc.compile_cache import Cache, compile_cache
 from hybridc.errors import ModelError
 from hybridc.frontend import find_refusals
-from hybridc.options import CompileOptions, check_bound_seconds, missing_output
+from hybridc.options import CompileOptions, check_bf16_inference, check_bound_seconds, missing_output
 from hybridc.passes.buckets import (
     after,
     joined,
@@ -67,6 +67,7 @@ def compile_model(
 def _compile(
     source: Model, path: Path | None, options: CompileOptions, progress: Progress, cache: Cache
 ) -> Compiled:
+    check_bf16_inference(options)
     watch = Stopwatch(progress)
     dimensions = open_dimensions_of(source, options)
     buckets = divided([each.sizes for each in dimensions])
@@ -170,6 +171,7 @@ def plan_model(
     while `listening` during the search ends it with the best plans so far. With open dimensions the plans are
     those of the largest sizes, and `buckets` has those of all. Raises HybridcError.
     """
+    check_bf16_inference(options)
     check_gpu(options.target, options.machine)
     if bound_seconds is not None:
         check_bound_seconds(bound_seconds, options.target)

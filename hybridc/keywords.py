@@ -67,8 +67,8 @@ class PlanKeywords(TypedDict, total=False):
     """False: no rounding of the left factor of MatMulNBits to 8 bits, which its `accuracy_level` 4 allows."""
     precision: str | None
     """`"fp16"`: tensors are stored in 16 bits where `rounding_error` allows it; `"bf16"`: the CPU rounds
-    operands of products to bf16 where that allows it; `"int8"`: it multiplies quantized numbers as
-    integers."""
+    operands of products to bf16 where that allows it, and a training step stores activations so;
+    `"int8"`: it multiplies quantized numbers as integers."""
     rounding_error: float | None
     """How much rounding to 16 bits may change a kernel's result, as a fraction of it, measured on random
     inputs."""

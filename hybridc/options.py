@@ -266,8 +266,36 @@ def check_threads(count: int) -> int:
     return count
 
 
-def _has_tf32(target: Target) -> bool:
+def _has_wide_tensor_cores(target: Target) -> bool:
+    """Whether the tensor cores of all of a target's GPUs have bf16 and tf32."""
     return target.has_gpu and architecture_number(oldest(target.cuda_architectures)) >= 80
+
+
+def check_bf16_inference(options: CompileOptions) -> None:
+    """Refuse bf16 for a network that is not trained where the CPU has no such instructions, as that of its
+    GPU's tensor cores alone. Raises UsageError HC526."""
+    if options.precision == BF16 and not options.trains_in_bf16:
+        for target in options.target.of_each:
+            if not target.isa.has_bf16:
+                raise _lacks_instructions(BF16, target)
+
+
+def check_bf16_training(target: Target) -> None:
+    """Refuse bf16 for training where a GPU has none. Raises UsageError HC526."""
+    if target.has_gpu and not _has_wide_tensor_cores(target):
+        what = f"a training step in bf16 requires tensor cores of sm_80 or newer, and the target is {target}"
+        remedy = f"compile for --target cuda:sm_80+{target.cpu} or newer, or remove --precision"
+        raise UsageError("HC526", what, remedy=remedy)
+
+
+def _lacks_instructions(precision: str, target: Target) -> UsageError:
+    isa = target.isa.name
+    targets = "avx512_vnni, avx512_bf16 or amx" if precision == INT8 else "avx512_bf16 or amx"
+    other = f"for a GPU, cuda+{isa}" if precision == INT8 else "use fp16"
+    if precision == BF16 and target.has_gpu:
+        other = f"use fp16, or for a training step --target cuda:sm_80+{isa}"
+    what = f"--precision {precision} requires instructions that {isa} does not have"
+    return UsageError("HC526", what, remedy=f"compile for --target {targets}, or {other}")
 
 
 def check_precision(precision: str, rounding_error: float, target: Target) -> None:
@@ -275,14 +303,12 @@ def check_precision(precision: str, rounding_error: float, target: Target) -> No
     if precision not in PRECISIONS:
         what, remedy = f"unknown precision {precision!r}", f"choose from {', '.join(PRECISIONS)}"
         raise UsageError("HC526", what, remedy=remedy)
-    on_gpu, isa = precision == INT8 and target.has_gpu, target.isa
-    lacks_int8 = precision == INT8 and isa.dot_product_unit is None and not on_gpu
-    if lacks_int8 or (precision == BF16 and not isa.has_bf16):
-        what = f"--precision {precision} requires instructions that {isa.name} does not have"
-        targets = "avx512_vnni, avx512_bf16 or amx" if precision == INT8 else "avx512_bf16 or amx"
-        other = f"for a GPU, cuda+{isa.name}" if precision == INT8 else "use fp16"
-        raise UsageError("HC526", what, remedy=f"compile for --target {targets}, or {other}")
-    if precision == TF32 and not _has_tf32(target):
+    lacks_int8 = precision == INT8 and target.isa.dot_product_unit is None and not target.has_gpu
+    # a training step may leave bf16 to the GPU alone
+    lacks_bf16 = precision == BF16 and not (target.isa.has_bf16 or _has_wide_tensor_cores(target))
+    if lacks_int8 or lacks_bf16:
+        raise _lacks_instructions(precision, target)
+    if precision == TF32 and not _has_wide_tensor_cores(target):
         what = f"--precision tf32 requires tensor cores of sm_80 or newer, and the target is {target}"
         raise UsageError("HC526", what, remedy=f"compile for --target cuda:sm_80+{target.isa.name} or newer")
     if not isinstance(rounding_error, int | float) or not 0 <= rounding_error < math.inf:
@@ -434,6 +460,11 @@ class CompileOptions:
     """Name of the last stage to run."""
     dump_ir: Path | None = None
     """Folder that gets the IR after every stage."""
+
+    @property
+    def trains_in_bf16(self) -> bool:
+        """Whether it is a training step that is to be in bf16: those are not measured."""
+        return self.precision == BF16 and self.rounding_error == ANY_ERROR
 
     @property
     def cpu_threads(self) -> int:

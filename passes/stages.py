@@ -19,7 +19,7 @@ from hybridc.ir.verify import verify
 from hybridc.machine import BF16_SPEEDUP, Machine
 from hybridc.machines.verify_times import verify_times
 from hybridc.native import can_build
-from hybridc.options import ANY_ERROR, BF16, FP16, FP32, INT8, TF32
+from hybridc.options import FP16, FP32, INT8, TF32
 from hybridc.passes.canonicalize.canonicalize import canonicalize
 from hybridc.passes.canonicalize.sharing import share_equal
 from hybridc.passes.canonicalize.subnormals import drop_subnormal_weights
@@ -59,6 +59,7 @@ from hybridc.passes.planner.search.partition import (
 )
 from hybridc.passes.planner.tighten_bound import with_tight_bound
 from hybridc.passes.planner.watch import Stop, Watch
+from hybridc.passes.precision.gpu_step import reduce_gpu_step_precision
 from hybridc.passes.precision.integer_caches import store_integer_caches
 from hybridc.passes.precision.narrow_storage import store_narrow
 from hybridc.passes.precision.precision import (
@@ -126,7 +127,7 @@ def fuse_network(c: ImportedNetwork, _: Progress) -> FusedNetwork:
     if target.has_gpu and precision == INT8:
         whole = multiply_integers(whole, target.isa)
     if target.has_gpu:
-        is_narrow = bool(c.narrow.nodes) or c.job.options.precision == FP16
+        is_narrow = bool(c.narrow.nodes) or precision == FP16 or c.job.options.trains_in_bf16
         suits = partial(_has_attention_kernel, is_narrow=is_narrow)
         whole = join_heads(whole, attention_operands(whole, suits), c.library.weights)
         whole = fuse_attention(whole, suits)
@@ -156,7 +157,11 @@ def reduce_network_precision(c: FusedNetwork, _: Progress) -> FusedNetwork:
     options, program, halved, rounded = c.job.options, c.program, frozenset[str](), frozenset[relax.Var]()
     if options.precision == INT8:
         program = mark_integers(program)
-    elif options.precision == BF16 and options.rounding_error == ANY_ERROR:
+    elif options.trains_in_bf16 and options.target.has_gpu:
+        program, rounded = reduce_gpu_step_precision(
+            program, options.target, options.machine.gpu, winograd=options.fast_algorithms
+        )
+    elif options.trains_in_bf16:
         program, rounded = reduce_step_precision(
             program,
             options.target,

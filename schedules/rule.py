@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 _Candidate = TypeVar("_Candidate")
 
 PRECISION = "precision"
-"""Attribute of functions whose products may be computed in less than fp32."""
+"""Attribute of functions whose products may be computed in less than fp32; or `fp32`, if they are not to be
+though factors that tensor cores multiply lie in memory."""
 PRECISION_NOTE = "precision_note"
 """Attribute of others: why not."""
 
@@ -54,6 +55,11 @@ class Request:
     def own_constants(self) -> frozenset[int]:
         """Positions of constants that a rule of the GPU may ask to be packed differently."""
         return self.constants - self.shared_constants
+
+    @property
+    def stays_in_floats(self) -> bool:
+        """Whether its products are to be computed in fp32, whatever its tensors are in memory."""
+        return str((self.function.attrs or {}).get(PRECISION, "")) == "fp32"
 
     @property
     def precision(self) -> str:

@@ -185,10 +185,6 @@ class Kernel:
         conditions = dict.fromkeys(guard.tensor for guard in self.guards)
         return (*self.inputs, *(name for name in conditions if name not in self.inputs))
 
-    def precision_on(self, device: Device) -> str:
-        """In which a device multiplies."""
-        return self.precision if (device is Device.GPU) == (self.precision == "tf32") else "fp32"
-
     def workspace_bytes(self, device: Device) -> int:
         return self.gpu_workspace_bytes if device is Device.GPU else self.cpu_workspace_bytes
 
@@ -219,6 +215,14 @@ class Graph:
     @cached_property
     def kernel(self) -> dict[str, Kernel]:
         return {k.name: k for k in self.kernels}
+
+    def precision_on(self, kernel: Kernel, device: Device) -> str:
+        """In which a device multiplies: tf32 is for a GPU's tensor cores alone, and what is no bfloat16 in
+        memory only a CPU rounds to it."""
+        if device is Device.CPU:
+            return kernel.precision if kernel.precision != "tf32" else "fp32"
+        stored = any(self.tensor[name].dtype == "bfloat16" for name in kernel.inputs)
+        return kernel.precision if kernel.precision == "tf32" or stored else "fp32"
 
     @cached_property
     def caches(self) -> tuple[tuple[str, str], ...]:

@@ -131,7 +131,7 @@ def explain(graph: Graph, plan: Plan, machine: Machine, pins: Pins, kernel: Kern
         binding=binding_rows(graph, plan, machine),
         bound_line=bound_line(graph, plan, machine, pins),
         unused_bytes=plan.unused_bytes,
-        precision=kernel.precision_on(step.device),
+        precision=graph.precision_on(kernel, step.device),
         precision_note=kernel.precision_note,
         condition=condition_of(graph, kernel),
     )

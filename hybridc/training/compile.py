@@ -21,7 +21,15 @@ from hybridc.errors import UsageError
 from hybridc.frontend import ImportedModel, read_model
 from hybridc.frontend.load import load
 from hybridc.frontend.ranges.opening import at_bounds
-from hybridc.options import ANY_ERROR, BF16, FP32, ROUNDING_ERROR, CompileOptions, FixedShape
+from hybridc.options import (
+    ANY_ERROR,
+    BF16,
+    FP32,
+    ROUNDING_ERROR,
+    CompileOptions,
+    FixedShape,
+    check_bf16_training,
+)
 from hybridc.passes.training.spec import TrainingSpec
 from hybridc.passes.training.step import TrainingPrograms, training_programs
 from hybridc.progress import NullProgress, Progress
@@ -167,9 +175,8 @@ def _checked(options: CompileOptions, spec: TrainingSpec) -> CompileOptions:
     if options.precision not in (FP32, BF16):
         what = f"--precision {options.precision} is not supported for training"
         raise UsageError("HC525", what, remedy="use --precision bf16, or remove it to compute in fp32")
-    if options.precision == BF16 and options.target.has_gpu:
-        what = "--precision bf16 is not supported for training on a GPU"
-        raise UsageError("HC525", what, remedy="use --target avx512_bf16 or amx, or remove --precision")
+    if options.precision == BF16:
+        check_bf16_training(options.target)
     if not options.weights:
         what = "--no-weights is not supported for training"
         raise UsageError("HC525", what, remedy="remove it: what is trained begins with the model's weights")

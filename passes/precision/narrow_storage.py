@@ -12,7 +12,7 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
-from hybridc.options import FP16
+from hybridc.options import BF16, FP16
 from hybridc.passes.precision.precision import attention_masks
 from hybridc.passes.precision.small_tensors import SMALL_BYTES, affordable
 from hybridc.passes.precision.wide_program import NarrowTensors
@@ -25,7 +25,7 @@ from hybridc.passes.program.program import (
 )
 from hybridc.placeholders import is_placeholder, placeholder
 from hybridc.schedules.cuda.attention.tensor_core import attention_factors
-from hybridc.schedules.cuda.tensor_core.tensor_core import tensor_core_factors
+from hybridc.schedules.cuda.tensor_core.tensor_core import multiplied_factors, tensor_core_factors
 from hybridc.schedules.rule import PRECISION, Request
 from hybridc.schedules.storage import WIDE, stored
 from hybridc.targets import Target
@@ -48,7 +48,7 @@ def store_narrow(
     Requires: `program` fused.
     Ensures: inputs and outputs have the types of the model. A tensor that a function of `reduced` writes is
     float16 if only such functions read it; of weights each function reads its own. One of
-    `rounded` that a function writes is bfloat16 unless it is small, or an output. Small tensors between
+    `rounded` that a function writes is bfloat16 unless it is an output. Small tensors between
     kernels stay float32 where the network needs no more bytes for that and no tensor cores multiply them.
     Arithmetic stays float32. Functions that read or write 16 bits are new ones, whose names tell which of
     their parameters these are. Casts between what has the same type then are left out.
@@ -108,7 +108,7 @@ class _Writer:
                 tensor = (call.var, i)
                 if _name(call) in self.reduced and tensor not in read_in_full:
                     dtype = dtype or HALF
-                if tensor in rounded and _nbytes(ty, WIDE) > SMALL_BYTES:
+                if tensor in rounded:
                     dtype = dtype or BFLOAT
                 if _dtype(ty) == WIDE and dtype:
                     found[tensor] = dtype
@@ -145,7 +145,9 @@ class _Writer:
         if key not in self.factors:
             function = stored(self.old.module[name], dtypes) if dtypes else self.old.module[name]
             request = Request(function, frozenset(), self.target)
-            self.factors[key] = tensor_core_factors(request) or attention_factors(request)
+            # what is marked is multiplied so, though it has few rows
+            factors = multiplied_factors if request.precision == BF16 else tensor_core_factors
+            self.factors[key] = factors(request) or attention_factors(request)
         return {t for t, position in self._arguments(call).items() if position in self.factors[key]}
 
     def _arguments(self, call: relax.VarBinding) -> Mapping[Tensor, int]:

@@ -23,8 +23,9 @@ from tvm_ffi import structural_equal
 from hybridc.machine import BF16_SPEEDUP, Processor
 from hybridc.options import BF16, FP16, INT8, TF32
 from hybridc.passes.precision.bf16_storage import keep_in_bf16
+from hybridc.passes.precision.small_tensors import SMALL_BYTES
 from hybridc.passes.program.prim_funcs import FunctionTable
-from hybridc.passes.program.program import Program, called_function
+from hybridc.passes.program.program import Program, called_function, tensor_shape
 from hybridc.passes.schedule import constant_arguments, schedule_requests
 from hybridc.schedules.cpu.core.attention import read_attention
 from hybridc.schedules.cpu.core.nest import Nest, read_block, read_integer_contraction
@@ -87,11 +88,11 @@ def reduce_precision(
     """
     read = _bf16_reader(program, target, winograd, threads, speedup)
     factors, notes = _rounded_factors(program, read, rounding_error, errors)
-    marked = _marked(program, BF16, factors, notes)
+    reduced = marked(program, BF16, factors, notes)
     if target.has_gpu:
-        return marked  # either device may run a kernel, and the GPU's read floats
+        return reduced  # either device may run a kernel, and the GPU's read floats
     data = {name: found.left for name, found in factors.items() if not found.is_gradient}
-    return keep_in_bf16(marked, data, functions)
+    return keep_in_bf16(reduced, data, functions)
 
 
 def reduce_step_precision(
@@ -106,9 +107,10 @@ def reduce_step_precision(
 
     Requires, Ensures: as `reduce_precision`, but nothing is measured, and no tensor is bf16 yet. Whatever is
     multiplied so loses nothing for these products where it is stored as bf16 (`store_narrow`): activations
-    and their gradients are; gradients of weights, which nothing multiplies, are not. What Fourier transforms
-    in fp32 read and write is among them: half as many bytes pass between them and memory. On vectors that
-    multiply bf16 no faster than floats nothing is marked: nothing would pay for packing factors in each step.
+    and their gradients are, unless they are small; gradients of weights, which nothing multiplies, are not.
+    What Fourier transforms in fp32 read and write is among them: half as many bytes pass between them and
+    memory. On vectors that multiply bf16 no faster than floats nothing is marked: nothing would pay for
+    packing factors in each step. The target has no GPU (`gpu_step.py`).
     Raises: nothing of its own.
     """
     found = _found(program, _bf16_reader(program, target, winograd, threads, speedup))
@@ -126,7 +128,8 @@ def reduce_step_precision(
             rounded |= {arguments[read.left], arguments[read.right]}
         if read is not None and read.in_floats and not read.is_gradient:
             rounded.add(binding.var)
-    return _marked(program, BF16, factors, notes), frozenset(rounded)
+    large = (v for v in rounded if 4 * math.prod(tensor_shape(v)) > SMALL_BYTES)
+    return marked(program, BF16, factors, notes), frozenset(large)
 
 
 def _bf16_reader(
@@ -161,7 +164,7 @@ def multiply_tf32(
     factors, notes = _rounded_factors(
         program, lambda name: _tf32_factors(requests[name]), rounding_error, errors
     )
-    return _marked(program, TF32, factors, notes)
+    return marked(program, TF32, factors, notes)
 
 
 def _rounded_factors(
@@ -219,7 +222,7 @@ def choose_halves(program: Program, rounding_error: float, errors: Errors) -> tu
         for name, error in found.items()
         if not error <= rounding_error
     }
-    return _marked(program, FP16, (), notes), frozenset(found.keys() - notes.keys())
+    return marked(program, FP16, (), notes), frozenset(found.keys() - notes.keys())
 
 
 def attention_masks(function: tirx.PrimFunc) -> frozenset[int]:
@@ -316,10 +319,11 @@ def mark_integers(program: Program) -> Program:
     notes = dict.fromkeys(
         products - integers, "the factors are not both quantized, or no int8 kernel computes this"
     )
-    return _marked(program, INT8, integers, notes)
+    return marked(program, INT8, integers, notes)
 
 
-def _marked(program: Program, precision: str, reduced: Collection[str], notes: Mapping[str, str]) -> Program:
+def marked(program: Program, precision: str, reduced: Collection[str], notes: Mapping[str, str]) -> Program:
+    """The program with the attributes of functions that are `reduced`, and of others the notes on why not."""
     functions: dict[tvm.ir.GlobalVar, relax.Function | tirx.PrimFunc] = {}
     for variable, function in program.module.functions.items():
         name = variable.name_hint

@@ -36,13 +36,13 @@ def test_graph_tells_precision_only_where_it_is_not_fp32() -> None:
     assert graph_from_json(data) == graph
 
 
-def test_precision_without_instructions_for_it_is_refused(tmp_path, capsys):
+@pytest.mark.parametrize("target", ["avx2", "cuda+avx2", "cuda:sm_80+avx2"])
+def test_precision_without_instructions_for_it_is_refused(tmp_path, capsys, target):
+    """Of a network that is not trained, those of tensor cores are not enough."""
     model = tmp_path / "m.onnx"
     model.write_bytes(b"not read before the options")
-    code = main(
-        ["compile", str(model), "-o", str(tmp_path / "m.hyb"), "--target", "avx2", "--precision", "bf16"]
-    )
-    assert code == 2
+    options = ["--target", target, "--machine", "rtx-3050", "--precision", "bf16"]
+    assert main(["compile", str(model), "-o", str(tmp_path / "m.hyb"), *options]) == 2
     assert "error[HC526]" in capsys.readouterr().err
 
 
@@ -59,7 +59,8 @@ def test_values_that_make_no_sense_are_refused(tmp_path, capsys, option):
     [
         ("avx512_vnni", ["--precision", "int8"], "HC525", "use --precision bf16"),
         ("cuda+avx512_bf16", ["--precision", "fp16"], "HC525", "use --precision bf16"),
-        ("cuda+avx512_bf16", ["--precision", "bf16"], "HC525", "use --target avx512_bf16 or amx"),
+        ("cuda+avx512_bf16", ["--precision", "bf16"], "HC526", "--target cuda:sm_80+avx512_bf16"),
+        ("cuda+avx2", ["--precision", "bf16"], "HC526", "--target cuda:sm_80+avx2"),
         ("avx512", ["--precision", "bf16"], "HC526", "--target avx512_bf16 or amx"),
         ("amx", ["--precision", "bf16", "--rounding-error", "0.1"], "HC525", "remove it"),
     ],

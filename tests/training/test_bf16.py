@@ -13,16 +13,19 @@ import onnx
 import pytest
 
 import hybridc
+from hybridc import emulator
 from hybridc.cli import main
 from hybridc.machine import load_machine, machine_to_json
 from hybridc.models.builder import LINEAR_GAIN, GraphBuilder
 from hybridc.training.session import TrainingSession
 from tests.support.amx import executing, tiles_here
+from tests.support.machines import EAGER_GPU
 from tests.support.narrow import vectors_here
 from tests.training.conftest import BATCH, CLASSES, LOSS, OPTIMIZER, examples
 
 torch = pytest.importorskip("torch")
 
+GPU, GPU_BYTES = "cuda:sm_80+avx2", 1 << 26
 RATE = 0.05
 BF16 = 2.0**-9
 """The largest relative error of rounding to bf16."""
@@ -45,8 +48,13 @@ def line() -> onnx.ModelProto:
     return g.model(y=g.conv(x, 16, 9, padding=16, dilation=4, gain=LINEAR_GAIN))
 
 
-@pytest.fixture(params=[vectors_here(), tiles_here()])
+@pytest.fixture(params=[vectors_here(), tiles_here(), GPU])
 def target(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == GPU:
+        emulator.start(GPU_BYTES)
+        yield GPU
+        emulator.reset()
+        return
     with executing(request.param):
         yield request.param
 
@@ -54,6 +62,8 @@ def target(request: pytest.FixtureRequest) -> Iterator[str]:
 def compiled(folder: Path, model: onnx.ModelProto, target: str, precision: str, **options: Any) -> Path:
     path = folder / f"{precision}.hyb"
     options = {"loss": LOSS, "optimizer": OPTIMIZER} | options
+    if target == GPU:
+        options |= {"machine": EAGER_GPU, "plan_seconds": 0.1}
     hybridc.compile_training(model, path, target=target, precision=precision, **options)
     return path
 
@@ -67,9 +77,9 @@ def losses(path: Path, count: int) -> list[float]:
 
 
 def test_losses_stay_within_a_percent_of_float32s(tmp_path: Path, target: str) -> None:
+    targets = {"bf16": target, "fp32": "avx2" if target == GPU else target}
     paths = (
-        compiled(tmp_path, network(), target, p, optimizer="sgd:lr=0.002,momentum=0.9")
-        for p in ("bf16", "fp32")
+        compiled(tmp_path, network(), targets[p], p, optimizer="sgd:lr=0.002,momentum=0.9") for p in targets
     )
     narrow, wide = (losses(path, 10) for path in paths)
     assert wide[-1] < 0.5 * wide[0]
@@ -126,11 +136,15 @@ def test_products_that_stay_in_float32_are_named(tmp_path: Path, target: str, ca
     model = tmp_path / "m.onnx"
     onnx.save_model(network(), model)
     options = ["--train", "--loss", LOSS, "--target", target, "--precision", "bf16", "--json"]
+    options += ["--machine", str(EAGER_GPU)] if target == GPU else []
     assert main(["compile", str(model), "-o", str(tmp_path / "m.hyb"), *options]) == 0
     step = json.loads(capsys.readouterr().out)["step"]["precision"]
     assert any(kernel["precision"] == "bf16" for kernel in step)
     kept = [kernel for kernel in step if kernel["precision"] == "fp32"]
     notes = {kernel["note"] for kernel in kept}
+    if target == GPU:
+        assert notes == {"no kernel for tensor cores computes this"}  # the classifier has four columns
+        return
     assert "no bf16 kernel computes this" in notes  # the weight gradient of the stride
     assert notes <= {"no bf16 kernel computes this", "fp32 is predicted to be faster"}
 

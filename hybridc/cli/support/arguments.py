@@ -247,6 +247,7 @@ def _add_kernels(group: Arguments) -> None:
         "--precision",
         choices=PRECISIONS,
         help="fp16 stores tensors in 16 bits on both devices, bf16 rounds operands of products on the CPU,"
+        " and of training steps on both,"
         " tf32 those on the GPU's tensor cores, int8 computes quantized models with integers"
         f" (default: {FP32})",
     )

@@ -6,7 +6,7 @@ The counts follow `hybridc/gpu_model/tir.py`, as those of `cuda/tile/cost.py` do
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from hybridc.gpu_model.fast import Work, estimate_fast
 from hybridc.gpu_model.memory import LINE, SECTOR
@@ -45,14 +45,7 @@ def fastest_way(product: MatrixProduct, processor: Processor, *, copies: bool = 
     """The way with the least estimated time, and this time: microseconds of all its launches. `copies` are
     whether the GPU has asynchronous ones."""
     sides = _Sides(product)
-
-    def us(way: Way) -> float:
-        found = estimate_fast(main_work(product, way, *sides.of(way)), processor).us
-        if way.parts > 1:
-            added = estimate_fast(sum_work(product.results, way.parts), processor)
-            found += processor.next_launch_us + added.us
-        return found
-
+    us = partial(_way_us, product, sides, processor)
     plain = ways(product.slices)
     times = {way: us(way) for way in plain}
     best = min(times, key=lambda way: times[way])
@@ -62,6 +55,19 @@ def fastest_way(product: MatrixProduct, processor: Processor, *, copies: bool = 
     pay = _INTEGER_COPIES_PAY if product.dtype == INT8 else _COPIES_PAY
     chosen = fastest if times[fastest] < pay * times[best] else best
     return chosen, times[chosen]
+
+
+def estimated_us(product: MatrixProduct, way: Way, processor: Processor) -> float:
+    """Estimated microseconds of all launches of a way."""
+    return _way_us(product, _Sides(product), processor, way)
+
+
+def _way_us(product: MatrixProduct, sides: _Sides, processor: Processor, way: Way) -> float:
+    found = estimate_fast(main_work(product, way, *sides.of(way)), processor).us
+    if way.parts > 1:
+        added = estimate_fast(sum_work(product.results, way.parts), processor)
+        found += processor.next_launch_us + added.us
+    return found
 
 
 def _staged_ways(product: MatrixProduct, way: Way, sides: _Sides) -> list[Way]:

@@ -104,7 +104,9 @@ class MatrixProduct:
     @property
     def result_bytes(self) -> int:
         """Of a result in memory."""
-        return dtype_bits(str(self.output.dtype)) // 8 if self.dtype == INT8 else self.item_bytes
+        position = next((i for i, p in enumerate(self.parameters) if p.same_as(self.output)), None)
+        stored = self.wide.dtypes.get(position) if position is not None else None
+        return dtype_bits(stored or str(self.output.dtype)) // 8
 
     @property
     def sum_dtype(self) -> str:

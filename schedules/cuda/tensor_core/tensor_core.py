@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from hybridc.gpu_model.architecture import PARTITIONS
 from hybridc.gpu_model.chip import chip_of
+from hybridc.gpu_model.fast import estimate_fast
+from hybridc.gpu_model.tir import work_of_function
+from hybridc.machine import Processor
 from hybridc.schedules.cuda.core.anchor import find_anchor
 from hybridc.schedules.cuda.core.copies import COPIES_SINCE
-from hybridc.schedules.cuda.core.launch import cuda_target, finish_function
+from hybridc.schedules.cuda.core.launch import cuda_target, finish_function, lowered_for_gpu
 from hybridc.schedules.cuda.core.refusal import attempt
+from hybridc.schedules.cuda.tensor_core.cost import estimated_us as estimated_us_of_way
 from hybridc.schedules.cuda.tensor_core.cost import fastest_way
 from hybridc.schedules.cuda.tensor_core.instructions import INT8, OLDEST, TF32
 from hybridc.schedules.cuda.tensor_core.kernel import tensor_core_kernel
@@ -21,10 +26,13 @@ from hybridc.schedules.cuda.tile.schedule import best_plan, known_gpu
 from hybridc.schedules.cuda.winograd.plan import estimated_us
 from hybridc.schedules.cuda.winograd.winograd import faster_plan
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
-from hybridc.targets import architecture_number, oldest
+from hybridc.schedules.shapes import shape_of
+from hybridc.targets import Target, architecture_number, oldest
 
 SMALLEST_SIDE = 8
 """Below this many rows or columns a product is bound by memory, and tiles are mostly padding."""
+_ROUNDED_BYTES = 4 + 2
+"""That rounding an element reads and writes."""
 FULL_SIDE = 16
 """Rows of an instruction, which multiplies padding where a product has fewer."""
 
@@ -51,6 +59,8 @@ def tensor_core_conv(request: Request) -> Scheduled | None:
 
 
 def _scheduled(request: Request, rule: str, *, slides: bool) -> Scheduled | None:
+    if request.stays_in_floats:
+        return None
     product = _read(request, tf32=request.precision == TF32)
     if product is None or product.slides is not slides:
         return None
@@ -109,3 +119,40 @@ def tf32_is_faster(product: MatrixProduct, request: Request) -> bool:
     transformed = faster_plan(request)
     us = estimated_us_of_tiles(plan, gpu) if transformed is None else estimated_us(transformed, gpu)
     return fastest_way(packed(product, request.own_constants)[0], gpu)[1] < us
+
+
+def multiplied_factors(request: Request) -> frozenset[int]:
+    """Positions of the 16-bit floats that a function can have tensor cores multiply, padding among them."""
+    product = _read(request, tf32=False)
+    return frozenset() if product is None else frozenset(product.operands)
+
+
+def tensor_cores_pay(request: Request, rounded: frozenset[int]) -> bool:
+    """Whether tensor cores are estimated to make the product of a function's 16-bit floats, of which those at
+    these positions are rounded by launches of their own before, in less time than tiles of float32."""
+    product, gpu = _read(request, tf32=False), known_gpu(request.gpu)
+    # where nothing is known of the GPU, that of the default profile may have no tensor cores
+    if product is None or not chip_of(gpu).tensor_multiplies:
+        return True
+    anchor = find_anchor(product.wide.function)
+    plan = None if anchor is None else best_plan(product.wide.function, anchor.name, frozenset(), gpu)
+    if plan is None:
+        return True
+    elements = [math.prod(shape_of(request.function.params[i])) for i in rounded]
+    us = sum(gpu.launch_us + _ROUNDED_BYTES * count / (1e3 * gpu.bandwidth_gb_s) for count in elements)
+    float_us = estimated_us_of_tiles(plan, gpu)
+    if us + estimated_us_of_way(product, _way(product, request), gpu) >= float_us:
+        return False
+    # arithmetic of addresses, which those counts leave out, is most of it where a window slides over columns
+    rule = tensor_core_conv if product.slides else tensor_core_matmul
+    made = rule(request)
+    return made is not None and us + _counted_us(made, request.target, gpu) < float_us
+
+
+def _counted_us(scheduled: Scheduled, target: Target, gpu: Processor) -> float:
+    """Estimated time of what a scheduled function does; infinite where there is none."""
+    lowered = lowered_for_gpu(scheduled.function, cuda_target(target))
+    works = attempt("the model of GPU times", lambda: work_of_function(lowered))
+    if not works:
+        return math.inf
+    return (len(works) - 1) * gpu.next_launch_us + sum(estimate_fast(work, gpu).us for work in works)
