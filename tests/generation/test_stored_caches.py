@@ -243,3 +243,14 @@ def test_compare_feeds_the_reference_the_same_numbers(
     command = ["compare", str(path), "--target", "avx2", *sizes, "--kv-cache"]
     assert main([*command, "fp16"]) == 0
     assert main([*command, "int8"]) == 2 and "error[HC500]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("tokens", "kv_cache"), [("3", []), ("1", ["--kv-cache", "fp16"])])
+def test_compare_has_the_reference_write_rows_into_the_past(
+    tmp_path: Path, tokens: str, kv_cache: list[str]
+) -> None:
+    """Places behind the tokens keep what they hold, as where a generator shares its memory."""
+    path = tmp_path / "m.onnx"
+    sizes = {"layers": 1, "hidden": 64, "heads": 2, "kv_heads": 1, "feed_forward": 96, "vocabulary": 50}
+    onnx.save(models.build("llama", context=24, int4=False, **sizes), path)
+    assert main(["compare", str(path), "--target", "avx2", "--dim", f"sequence={tokens}", *kv_cache]) == 0

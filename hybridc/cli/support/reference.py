@@ -50,10 +50,54 @@ def reference_run(
     stored = _stored(feeds, names, options.kv_cache)
     widened = {name: stored[name].astype(array.dtype) for name, array in feeds.items()}
     try:
-        results = session.run(names, widened | values)
+        results = dict(zip(names, session.run(names, widened | values), strict=True))
+        shared = _caches_in_place(model, widened, results)
+        if shared:
+            results = _run_in_place(session, widened | values, shared)
     except Exception as error:  # onnxruntime's errors share no base
         raise refused(model, error) from None
-    return stored, dict(zip(names, results, strict=True))
+    return stored, results
+
+
+def _caches_in_place(
+    model: Path, feeds: dict[str, np.ndarray], results: dict[str, np.ndarray]
+) -> dict[str, str]:
+    """Caches of GroupQueryAttention in which new rows have their places, by what they become: output, input.
+
+    Given memory for a result of its own, onnxruntime leaves zeros where nothing is counted yet.
+    """
+    import onnx
+
+    nodes = onnx.load(model, load_external_data=False).graph.node
+    attention = [node for node in nodes if node.op_type == "GroupQueryAttention" and len(node.output) > 2]
+    # its inputs are query, key, value, past key, past value; its outputs the result, and present ones
+    pairs = ((node.output[i], node.input[i + 2]) for node in attention for i in (1, 2))
+    return {
+        present: past
+        for present, past in pairs
+        if past in feeds and present in results and feeds[past].shape == results[present].shape
+    }
+
+
+def _run_in_place(
+    session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray], shared: dict[str, str]
+) -> dict[str, np.ndarray]:
+    """Outputs by name, with some of them in the memory of inputs, as generators run these models."""
+    import onnxruntime
+
+    binding = session.io_binding()
+    copies = {name: array.copy() for name, array in feeds.items()}  # values are views of them
+    fed = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in copies.items()}
+    for name, value in fed.items():
+        binding.bind_ortvalue_input(name, value)
+    names = [output.name for output in session.get_outputs()]
+    for name in names:
+        if name in shared:
+            binding.bind_ortvalue_output(name, fed[shared[name]])
+        else:
+            binding.bind_output(name)
+    session.run_with_iobinding(binding)
+    return {name: value.numpy().copy() for name, value in zip(names, binding.get_outputs(), strict=True)}
 
 
 def _stored(
