@@ -23,10 +23,13 @@ from hybridc.passes.precision.precision import adds_up_products, attention_masks
 from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,
+    Tensor,
     called_function,
+    function_of_call,
     is_op,
     substitute,
     tensor_dtype,
+    tensor_of,
     tensor_shape,
 )
 from hybridc.passes.schedule import schedule_requests
@@ -124,9 +127,6 @@ def _is_reduction(function: tirx.PrimFunc) -> bool:
 
 # --------------------------------------------------------------------------------------------- tensors
 
-_Tensor = tuple[relax.Var, int]
-"""A variable, and the position of a field if it is a tuple, else 0."""
-
 
 @dataclass
 class _Step:
@@ -139,17 +139,11 @@ class _Step:
     def __post_init__(self) -> None:
         self.values = {binding.var: binding.value for binding in self.program.bindings}
 
-    def tensor(self, var: relax.Var) -> _Tensor:
+    def tensor(self, var: relax.Var) -> Tensor:
         """The tensor whose bytes a variable names."""
-        index = 0
-        while (value := self.values.get(var)) is not None and not is_op(value, "call_tir"):
-            if isinstance(value, relax.TupleGetItem):
-                var, index = value.tuple_value, value.index
-            else:
-                var = value.args[0]
-        return var, index
+        return tensor_of(var, self.values)
 
-    def call(self, tensor: _Tensor) -> relax.Call | None:
+    def call(self, tensor: Tensor) -> relax.Call | None:
         """What computes a tensor; None for inputs and weights."""
         return self.values.get(tensor[0])
 
@@ -158,12 +152,12 @@ class _Step:
         """Of each function."""
         found = defaultdict[str, list[relax.Call]](list)
         for value in self.values.values():
-            if name := _name(value):
+            if name := function_of_call(value):
                 found[name].append(value)
         return found
 
     @cached_property
-    def readers(self) -> Counter[_Tensor]:
+    def readers(self) -> Counter[Tensor]:
         """How many calls and outputs read each tensor."""
         read = Counter(self.tensor(v) for v in self.program.outputs)
         for value in self.values.values():
@@ -182,7 +176,7 @@ class _Step:
             if self.call(self.tensor(var)) is not None and self.tensor(var) not in wide
         )
 
-    def _wide(self) -> set[_Tensor]:
+    def _wide(self) -> set[Tensor]:
         """Outputs and what they are computed of without a product between, such as gradients of parameters;
         statistics; and masks of attention."""
         loss, *others = (self.tensor(output) for output in self.program.outputs)
@@ -190,7 +184,7 @@ class _Step:
         self._add_sources([loss], found, self._summands_of_loss)
         self._add_sources(others, found, self._summands_of_gradient)
         for var, value in self.values.items():
-            name = _name(value)
+            name = function_of_call(value)
             if name in self.products:
                 masks = self.products[name].masks
                 found |= {self.tensor(value.args[1].fields[i]) for i in masks}
@@ -200,35 +194,35 @@ class _Step:
 
     def _add_sources(
         self,
-        tensors: list[_Tensor],
-        found: set[_Tensor],
-        summands: Callable[[relax.Call], list[_Tensor]],
+        tensors: list[Tensor],
+        found: set[Tensor],
+        summands: Callable[[relax.Call], list[Tensor]],
     ) -> None:
         """Add what tensors are computed of, where no product is between; of a sum, those that `summands`
         says."""
         todo = list(tensors)
         while todo:
             call = self.call(todo.pop())
-            if call is None or _name(call) in self.products:
+            if call is None or function_of_call(call) in self.products:
                 continue
             operands = [self.tensor(v) for v in call.args[1].fields]
-            if self.is_reduction(_name(call)):
+            if self.is_reduction(function_of_call(call)):
                 operands = summands(call)
             todo += [t for t in operands if t not in found]
             found |= set(operands)
 
-    def _summands_of_loss(self, call: relax.Call) -> list[_Tensor]:
+    def _summands_of_loss(self, call: relax.Call) -> list[Tensor]:
         """All of them: a loss is a sum of what each example contributes."""
         return [self.tensor(v) for v in call.args[1].fields]
 
-    def _summands_of_gradient(self, call: relax.Call) -> list[_Tensor]:
+    def _summands_of_gradient(self, call: relax.Call) -> list[Tensor]:
         """Parts of a parameter's gradient that are added up: products that nothing else reads. A bias has the
         sum of what its layer's gradient is, which is one of activations."""
         operands = [self.tensor(v) for v in call.args[1].fields]
         return [
             tensor
             for tensor in operands
-            if self.readers[tensor] == 1 and _name(self.call(tensor)) in self.products
+            if self.readers[tensor] == 1 and function_of_call(self.call(tensor)) in self.products
         ]
 
     def is_reduction(self, name: str) -> bool:
@@ -251,7 +245,7 @@ class _Step:
         for binding in program.bindings:
             value, origins = binding.value, program.origins[binding.var.name]
             copied: dict[relax.Var, relax.Expr] = {}
-            for position in sorted(factors.get(_name(value), ())):
+            for position in sorted(factors.get(function_of_call(value), ())):
                 var = value.args[1].fields[position]
                 if var not in self.narrow and var not in copied:
                     copied[var] = builder.emit(copies.call(new[var]), origins, f"{var.name}_rounded")
@@ -283,12 +277,7 @@ def _renamed(
     return first[var] if var in first else then[var]
 
 
-def _name(value: relax.Expr | None) -> str:
-    """The name of the function that a call calls; empty for anything else."""
-    return str(value.args[0].name_hint) if value is not None and is_op(value, "call_tir") else ""
-
-
-def _statistics(var: relax.Var, call: relax.Call) -> set[_Tensor]:
+def _statistics(var: relax.Var, call: relax.Call) -> set[Tensor]:
     """Results of a reduction that are far smaller than what it reads."""
     fields = list(var.ty.fields) if isinstance(var.ty, relax.TupleType) else [var.ty]
     read = max((math.prod(tensor_shape(v)) for v in call.args[1].fields), default=0)

@@ -19,7 +19,10 @@ from hybridc.passes.precision.wide_program import NarrowTensors
 from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,
+    Tensor,
+    called_function,
     is_op,
+    tensor_of,
     tensor_shape,
     variables,
 )
@@ -31,8 +34,6 @@ from hybridc.schedules.storage import WIDE, stored
 from hybridc.targets import Target
 
 HALF, BFLOAT = "float16", "bfloat16"
-Tensor = tuple[relax.Var, int]
-"""A variable, and the position of a field if it is a tuple, else 0."""
 
 
 def store_narrow(
@@ -76,18 +77,13 @@ class _Writer:
 
     def __post_init__(self) -> None:
         self.calls = [b for b in self.old.bindings if is_op(b.value, "call_tir")]
-        self.viewed = {b.var: _viewed(b.value) for b in self.old.bindings if not is_op(b.value, "call_tir")}
+        self.values = {b.var: b.value for b in self.old.bindings}
         self.narrow = self._narrow_tensors()
 
     # ------------------------------------------------------------------------------------ decisions
 
     def tensor(self, var: relax.Var) -> Tensor:
-        """The tensor whose bytes a variable names: a view names those of its operand."""
-        index = 0
-        while var in self.viewed:
-            var, at = self.viewed[var]
-            index = index if at is None else at
-        return var, index
+        return tensor_of(var, self.values)
 
     def _narrow_tensors(self) -> dict[Tensor, str]:
         old, model = self.old, self.model
@@ -95,7 +91,7 @@ class _Writer:
         written = {self.tensor(output) for output in old.outputs}
         read_in_full, rounded = set(written), {self.tensor(v) for v in self.rounded} - written
         for call in self.calls:
-            masks, is_reduced = self._masks(call), _name(call) in self.reduced
+            masks, is_reduced = self._masks(call), called_function(call) in self.reduced
             read_in_full |= {
                 self.tensor(v)
                 for v in call.value.args[1].fields
@@ -106,7 +102,7 @@ class _Writer:
             dtype = model.nodes.get(origins[-1], "") if origins else ""
             for i, ty in enumerate(_fields(call.var.ty)):
                 tensor = (call.var, i)
-                if _name(call) in self.reduced and tensor not in read_in_full:
+                if called_function(call) in self.reduced and tensor not in read_in_full:
                     dtype = dtype or HALF
                 if tensor in rounded:
                     dtype = dtype or BFLOAT
@@ -129,7 +125,7 @@ class _Writer:
         added = {
             tensor: nbytes[tensor]
             for call in self.calls
-            if _name(call) not in self.reduced
+            if called_function(call) not in self.reduced
             for tensor in _results(call)
             if tensor in narrow and tensor not in outputs | multiplied and 2 * nbytes[tensor] <= SMALL_BYTES
         }
@@ -140,7 +136,7 @@ class _Writer:
         """What tensor cores multiply."""
         if not self.target.has_gpu:
             return set()
-        name, dtypes = _name(call), self._dtypes(call, narrow)
+        name, dtypes = called_function(call), self._dtypes(call, narrow)
         key = name, tuple(dtypes.items())
         if key not in self.factors:
             function = stored(self.old.module[name], dtypes) if dtypes else self.old.module[name]
@@ -157,7 +153,7 @@ class _Writer:
 
     def _masks(self, call: relax.VarBinding) -> Set[relax.Var]:
         """What a function whose other tensors are float16 reads in float32."""
-        name = _name(call)
+        name = called_function(call)
         if name not in self.masks:
             is_reduced = name in self.reduced
             self.masks[name] = attention_masks(self.old.module[name]) if is_reduced else frozenset()
@@ -186,7 +182,7 @@ class _Writer:
         value = self.old.weights[weight.name]
         if value.dtype != np.float32:
             return ""
-        if _name(call) in self.reduced:
+        if called_function(call) in self.reduced:
             return "" if weight in self._masks(call) else HALF
         types = [
             self.model.nodes[node] for node in self.old.origins[call.var.name] if node in self.model.nodes
@@ -286,17 +282,6 @@ class _Writer:
             relax.expr._update_type(variable, function.ty)
             self.functions[marked] = variable, function.with_attr("global_symbol", marked)
         return self.functions[marked][0]
-
-
-def _name(call: relax.VarBinding) -> str:
-    return str(call.value.args[0].name_hint)
-
-
-def _viewed(value: relax.Expr) -> tuple[relax.Var, int | None]:
-    """What a reshape or a projection sees, and which field."""
-    if isinstance(value, relax.TupleGetItem):
-        return value.tuple_value, value.index
-    return value.args[0], None
 
 
 def _results(call: relax.VarBinding) -> dict[Tensor, relax.TensorType]:

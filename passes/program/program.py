@@ -72,7 +72,30 @@ def is_op(expr: relax.Expr, *names: str) -> bool:
 
 def called_function(binding: relax.VarBinding) -> str:
     """The name of the function that a binding calls; empty if it calls none."""
-    return str(binding.value.args[0].name_hint) if is_op(binding.value, "call_tir") else ""
+    return function_of_call(binding.value)
+
+
+def function_of_call(value: relax.Expr | None) -> str:
+    """The name of the function that a value is a call of; empty if it is none."""
+    return str(value.args[0].name_hint) if value is not None and is_op(value, "call_tir") else ""
+
+
+Tensor = tuple[relax.Var, int]
+"""A variable, and the position of a field if it is a tuple, else 0."""
+
+
+def tensor_of(var: relax.Var, values: Mapping[relax.Var, relax.Expr]) -> Tensor:
+    """The tensor whose bytes a variable names: a reshape or a projection names those of its operand.
+
+    `values` are those of the bindings of a fused program, by their variables.
+    """
+    index = 0
+    while (value := values.get(var)) is not None and not is_op(value, "call_tir"):
+        if isinstance(value, relax.TupleGetItem):
+            var, index = value.tuple_value, value.index
+        else:
+            var = value.args[0]
+    return var, index
 
 
 def operator_name(call: relax.Call) -> str:

@@ -9,17 +9,9 @@ from tvm import ir, tirx
 
 from hybridc.appended_rows import MOST_CODE, SCALE_BYTES, is_appended_rows
 from hybridc.schedules.cpu.attention.attention import across
-from hybridc.schedules.cpu.core.micro_kernel import (
-    PARALLEL_WORK,
-    function_of,
-    grid,
-    integer,
-    loop,
-    sequence,
-    vectorized,
-)
+from hybridc.schedules.cpu.core.micro_kernel import integer, loop, sequence, vectorized
 from hybridc.schedules.cpu.core.nest import finish
-from hybridc.schedules.cpu.core.places import differ, within
+from hybridc.schedules.cpu.elementwise.appended_rows import appending
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 from hybridc.schedules.shapes import shape_of
 
@@ -33,30 +25,15 @@ def appended_integer_rows(request: Request) -> Scheduled | None:
     """
     if not is_appended_rows(request.function) or str(request.function.params[0].dtype) != "int8":
         return None
-    past, new, before, result = request.function.params
-    batch, heads, positions, width = shape_of(past)
-    length, depth = shape_of(new)[2:]
-    lanes = math.gcd(depth, request.target.isa.lanes())
+    _, new, _, result = request.function.params
+    lanes = math.gcd(shape_of(new)[-1], request.target.isa.lanes())
     peaks = tirx.decl_buffer((lanes,), "float32", "peaks")
     steps = tirx.decl_buffer((1,), "float32", "steps")
 
-    def copied(point: Sequence[ir.Expr]) -> tirx.Stmt:
-        return loop(
-            width, lambda j: tirx.BufferStore(result, tirx.BufferLoad(past, [*point, j]), [*point, j])
-        )
+    def placed(target: Sequence[ir.Expr], point: Sequence[ir.Expr]) -> tirx.Stmt:
+        return _row(result, target, new, point, peaks, steps)
 
-    def placed(point: Sequence[ir.Expr]) -> tirx.Stmt:
-        b, h, row = point
-        first = tirx.BufferLoad(before, [b, *[integer(0)] * 3]).astype("int64")
-        # checked where it is fed; so that the last word on the function finds nothing to add
-        first = tirx.max(tirx.min(first, integer(positions - length)), integer(0))
-        return _row(result, [b, h, first + row], new, point, peaks, steps)
-
-    copy = grid((batch, heads, positions), copied, parallel=math.prod(shape_of(past)) >= PARALLEL_WORK)
-    write = grid((batch, heads, length), placed, parallel=batch * heads * length * depth >= PARALLEL_WORK)
-    body = within(sequence([tirx.IfThenElse(differ(past, result), copy, None), write]))
-    function = function_of(request.function, request.function.params, [body], [peaks, steps])
-    return finish(function, appended_integer_rows.__name__)
+    return finish(appending(request, placed, [peaks, steps]), appended_integer_rows.__name__)
 
 
 def _row(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tvm import ir, tirx
 
@@ -34,31 +34,47 @@ def appended_rows(request: Request) -> Scheduled | None:
     nest = read_nest(request.function)
     if nest is None or [block.annotations.get("operator") for block in nest.blocks] != [APPENDED_ROWS]:
         return None
-    past, new, before, result = request.function.params
+    _, new, _, result = request.function.params
     lanes = request.target.isa.lanes()
-    batch, heads, positions, depth = shape_of(past)
-    rows = (batch, heads, shape_of(new)[2])
+
+    def placed(target: Sequence[ir.Expr], point: Sequence[ir.Expr]) -> tirx.Stmt:
+        return copied_row(result, target, new, point, lanes)
+
+    return finish(appending(request, placed), appended_rows.__name__)
+
+
+def appending(
+    request: Request,
+    placed: Callable[[Sequence[ir.Expr], Sequence[ir.Expr]], tirx.Stmt],
+    workspace: Sequence[ir.Var] = (),
+) -> tirx.PrimFunc:
+    """The past is copied unless the result has its place in memory; then `placed` writes each new row, to a
+    row of the result, from one of the new ones."""
+    past, new, before, result = request.function.params
+    lanes, positions, count = request.target.isa.lanes(), shape_of(past)[2], shape_of(new)[2]
 
     def copied(point: Sequence[ir.Expr]) -> tirx.Stmt:
-        return _row(result, point, past, point, lanes)
+        return copied_row(result, point, past, point, lanes)
 
-    def placed(point: Sequence[ir.Expr]) -> tirx.Stmt:
+    def written(point: Sequence[ir.Expr]) -> tirx.Stmt:
         b, h, row = point
         first = tirx.BufferLoad(before, [b, *[integer(0)] * 3]).astype("int64")
         # checked where it is fed; so that the last word on the function finds nothing to add
-        first = tirx.max(tirx.min(first, integer(positions - rows[2])), integer(0))
-        return _row(result, [b, h, first + row], new, point, lanes)
+        first = tirx.max(tirx.min(first, integer(positions - count)), integer(0))
+        return placed([b, h, first + row], point)
 
-    copy = grid((batch, heads, positions), copied, parallel=math.prod(shape_of(past)) >= PARALLEL_WORK)
-    write = grid(rows, placed, parallel=math.prod(rows) * depth >= PARALLEL_WORK)
+    copy, write = (
+        grid(shape_of(rows)[:-1], body, parallel=math.prod(shape_of(rows)) >= PARALLEL_WORK)
+        for rows, body in ((past, copied), (new, written))
+    )
     body = within(sequence([tirx.IfThenElse(differ(past, result), copy, None), write]))
-    return finish(function_of(request.function, request.function.params, [body], []), appended_rows.__name__)
+    return function_of(request.function, request.function.params, [body], list(workspace))
 
 
-def _row(
+def copied_row(
     to: ir.Var, target: Sequence[ir.Expr], source: ir.Var, point: Sequence[ir.Expr], lanes: int
 ) -> tirx.Stmt:
-    """Copy a row, in vectors and what is left."""
+    """Copy a row, in vectors and what is left, in the type that it gets."""
     whole, rest = divmod(shape_of(source)[-1], lanes)
 
     def vector(start: ir.Expr, width: int) -> tirx.Stmt:
