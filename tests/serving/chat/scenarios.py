@@ -75,10 +75,12 @@ def rows_go_on_together_and_prompts_are_read_in_parts() -> None:
         made, decoder, allowed = scheduler(2, 2, runs=0)
         first = asyncio.create_task(made.submit(asked([1, 2, 3, 4, 5, 6], 2)))
         second = asyncio.create_task(made.submit(asked([9], 4)))
-        generations = await asyncio.gather(first, second)
+        await asyncio.sleep(0)  # both wait for their turn now; a run may have begun for the first alone
         allowed.release(50)
+        generations = await asyncio.gather(first, second)
         assert [await taken(each) for each in generations] == [[7, 8], [10, 11, 12, 13]]
         assert all(len(part) <= LONGEST for run in decoder.runs for part in run)
+        assert any(all(run) for run in decoder.runs)
         third = await made.submit(asked([1, 2, 3, 4, 5, 6, 7, 9], 1))
         assert await taken(third) == [10] and third.cached == 7
         await made.close(60)
