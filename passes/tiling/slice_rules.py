@@ -8,15 +8,28 @@ have no tiles along some axes (softmax along its own), which is not an error.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import Any
 
-from tvm import relax
+import tvm
+from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
+from hybridc.packed.product import PackedProduct
 from hybridc.passes.program.operators import Fact, names_with
-from hybridc.passes.program.program import is_op, operator_name, tensor_shape
+from hybridc.passes.program.program import (
+    content_number,
+    function_of_call,
+    is_op,
+    operator_name,
+    tensor_dtype,
+    tensor_shape,
+)
+
+NO_PACKED: Mapping[str, PackedProduct] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +53,8 @@ class SliceRule:
     """What is read of each operand; None: the whole operand."""
     make: Make
     """The tile from these slices; what must be bound on the way goes through `Emit`."""
+    function: Callable[[], tuple[tvm.ir.GlobalVar, tirx.PrimFunc]] | None = None
+    """One that the tile calls, and that the program may not have yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +70,8 @@ class Operation:
     """The arguments, those in tuples too."""
     shapes: tuple[tuple[int, ...] | None, ...]
     """Of the operands; None for shapes and numbers."""
+    packed: PackedProduct | None = None
+    """Of a product with a packed matrix: its first two operands are the function and the rows."""
 
     def source(self, operand: int = 0) -> tuple[int, ...]:
         """The shape of an operand that is a tensor."""
@@ -68,13 +85,17 @@ OperatorRule = Callable[[Operation, int, int, int], SliceRule | None]
 tiled along the axis."""
 
 
-def operation_of(expr: relax.Expr) -> Operation | None:
-    """A normalised expression as an operation; None if it calls nothing, or gives more than one tensor."""
+def operation_of(expr: relax.Expr, packed: Mapping[str, PackedProduct] = NO_PACKED) -> Operation | None:
+    """A normalised expression as an operation; None if it calls nothing, or gives more than one tensor.
+
+    `packed` are the functions that compute products with packed matrices, by name.
+    """
     if not isinstance(expr, relax.Call) or not isinstance(expr.ty, relax.TensorType):
         return None
     operands = [leaf for a in expr.args for leaf in (a.fields if isinstance(a, relax.Tuple) else [a])]
     shapes = [tensor_shape(operand) if _is_tensor(operand) else None for operand in operands]
-    return Operation(expr, operator_name(expr), tensor_shape(expr), tuple(operands), tuple(shapes))
+    product = packed.get(function_of_call(expr))
+    return Operation(expr, operator_name(expr), tensor_shape(expr), tuple(operands), tuple(shapes), product)
 
 
 def slice_of(operation: Operation | None, axis: int, begin: int, end: int) -> SliceRule | None:
@@ -82,9 +103,11 @@ def slice_of(operation: Operation | None, axis: int, begin: int, end: int) -> Sl
 
     None where no rule is known, or where a slice lies entirely in the padding: nothing would be read.
     """
-    if operation is None or is_op(operation.call, "call_tir"):  # functions may be named as operators are
+    if operation is None:
         return None
-    operator_rule = RULES.get(operation.name)
+    operator_rule: OperatorRule | None = RULES.get(operation.name)
+    if is_op(operation.call, "call_tir"):  # functions may be named as operators are
+        operator_rule = _packed_product if operation.packed is not None else None
     if operator_rule is None:
         return None
     rule = operator_rule(operation, axis, begin, end)
@@ -338,6 +361,44 @@ def _matmul(op: Operation, axis: int, begin: int, end: int) -> SliceRule | None:
     return _alike(
         op, *(Slice(own, begin, end) if own >= 0 and shape[own] != 1 else None for own, shape in aligned)
     )
+
+
+def _packed_product(op: Operation, axis: int, begin: int, end: int) -> SliceRule | None:
+    """Rows, or columns that are whole panels: these have bytes, scales and zeros of their own."""
+    product, rows, rank = op.packed, op.source(1), len(op.shape)
+    matrix: list[tuple[int, ...]]
+    assert product is not None
+    width, columns = op.source(2)[2], op.shape[-1]
+    if axis < rank - 1:
+        slices: list[Slice | None] = [None, Slice(axis, begin, end)]
+        rows = (*rows[:axis], end - begin, *rows[axis + 1 :])
+        matrix = [op.source(i) for i in range(2, len(op.operands))]
+    elif begin % width or (end % width and end != columns):
+        return None
+    else:
+        panels = Slice(0, begin // width, -(-end // width))
+        slices = [None, None, *[panels] * (len(op.operands) - 2)]
+        matrix = [(panels.end - panels.begin, *op.source(i)[1:]) for i in range(2, len(op.operands))]
+        product = replace(product, columns=end - begin)
+    types = [tensor_dtype(operand) for operand in op.operands[1:]]
+    function = partial(_packed_function, product, tuple(zip([rows, *matrix], types, strict=True)))
+    result = relax.TensorType((*rows[:-1], product.columns), "float32")
+
+    def make(slices: Sequence[relax.Expr], _: Emit) -> relax.Expr:
+        return relax.call_tir(function()[0], list(slices[1:]), result)
+
+    return replace(_made(op, make, *slices), function=function)
+
+
+@lru_cache(maxsize=256)  # layers are alike
+def _packed_function(
+    product: PackedProduct, operands: tuple[tuple[tuple[int, ...], str], ...]
+) -> tuple[tvm.ir.GlobalVar, tirx.PrimFunc]:
+    name = f"packed_product_{content_number(repr((product, operands)).encode())}"
+    function = product.function(operands).with_attr("global_symbol", name)
+    variable = tvm.ir.GlobalVar(name)
+    relax.expr._update_type(variable, function.ty)
+    return variable, function
 
 
 def _along_others(op: Operation, axis: int, begin: int, end: int) -> SliceRule | None:

@@ -194,6 +194,9 @@ class _TileEmitter:
 
     def _write(self, var: relax.Var, number: int) -> None:
         rule, name = self.rules[var, number], f"{var.name}.band{number}"
+        if rule.function is not None:
+            variable, function = rule.function()
+            self.functions[variable.name_hint] = variable, function
         origins = self.program.origins[var.name]
         operands = [
             self._read(operand, sliced, origins)

@@ -19,7 +19,8 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 from hybridc.checks import checked_index
 from hybridc.frontend.expand.builder import Builder, dtype_of, shape_of, typed
 from hybridc.frontend.expand.quantized.packed_matrix import PackedMatrix
-from hybridc.packed.layout import ROUNDED_ROWS, PackedLayout, dequantized, dequantized_rows
+from hybridc.packed.layout import ROUNDED_ROWS, PackedLayout, dequantized_rows
+from hybridc.packed.product import PackedProduct
 
 PACKED_PRODUCT = "PackedProduct"
 """An operator that no file has: rows [..., K] and the operands of a packed matrix [K, N]."""
@@ -62,22 +63,11 @@ def has_rows(value: ir.Value) -> bool:
 
 
 def import_packed_product(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr:
-    """One call of a function with one sum, which rules know by the annotation of its weight."""
-    layout, columns = _layout(node), node.attributes["columns"].as_int()
-    attributes = {ROUNDED_ROWS: 1} if node.attributes[ROUNDED_ROWS].as_int() else {}
-
-    def computed(rows: te.Tensor, *weight: te.Tensor) -> te.Tensor:
-        matrix = dequantized(layout, columns, *weight)
-        k = te.reduce_axis((0, int(rows.shape[-1])), name="k")
-        return te.compute(
-            (*rows.shape[:-1], columns),
-            lambda *at: te.sum(rows[(*at[:-1], k)] * matrix[k, at[-1]], axis=k),
-            name="packed_product",
-            attrs=attributes,
-        )
-
+    """One call of the function of such a product."""
+    rounds_rows = bool(node.attributes[ROUNDED_ROWS].as_int())
+    product = PackedProduct(_layout(node), node.attributes["columns"].as_int(), rounds_rows)
     operands = [importer._nodes[name] for name in proto.input]
-    return importer.bb.call_te(computed, *operands, primfunc_name_hint="packed_product")
+    return importer.bb.call_te(product.computed, *operands, primfunc_name_hint="packed_product")
 
 
 def import_packed_gather(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr:
