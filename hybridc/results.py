@@ -123,6 +123,8 @@ class Planned:
     """What the search took."""
     buckets: tuple[BucketPlans, ...] = ()
     """With open dimensions: the plans of all buckets, those of the largest sizes, which are `plans`, last."""
+    whole: Graph | None = None
+    """The network with no kernel cut up, by which other ways to run it are told."""
 
     def __repr__(self) -> str:
         return f"<Planned: {_brief(self.graphs, self.plans)}>"
@@ -144,6 +146,7 @@ class Planned:
             smallest_bytes_bound=bound_bytes,
             machine=network.machine,
             planning=network.planning,
+            whole=network.whole.graph,
         )
 
     @property

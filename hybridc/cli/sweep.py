@@ -107,7 +107,8 @@ def _compare_contexts(arguments: argparse.Namespace) -> int:
             dims = {**dict(options.dims), **sizes(context)}
             planned = plan_model(arguments.model, replace(options, dims=tuple(dims.items())), progress)
             pairs = zip(planned.graphs, planned.plans, strict=True)
-            rows += [context_row(context, graph, plan, planned.machine) for graph, plan in pairs]
+            given = planned.machine, planned.whole
+            rows += [context_row(context, graph, plan, *given) for graph, plan in pairs]
     found = [row for row in rows if row is not None]
     data = contexts_to_json(found)
     if arguments.output is not None:

@@ -30,9 +30,11 @@ class ContextRow:
     predicted_us: float
 
 
-def context_row(context: int, graph: Graph, plan: Plan, machine: Machine) -> ContextRow | None:
-    """None of a network without caches."""
-    decoder = decoder_row(graph, plan, machine)
+def context_row(
+    context: int, graph: Graph, plan: Plan, machine: Machine, whole: Graph | None = None
+) -> ContextRow | None:
+    """None of a network without caches. `whole` is the network with no kernel cut up."""
+    decoder = decoder_row(graph, plan, machine, whole)
     resident = {
         buffer.tensor
         for buffer in plan.buffers

@@ -61,8 +61,11 @@ class OtherRow:
         return f"{self.name}{split} {told}"
 
 
-def decoder_row(graph: Graph, plan: Plan, machine: Machine | None = None) -> DecoderRow | None:
-    """Of the plan for one number of new tokens; with the machine and a budget, beside others' ways."""
+def decoder_row(
+    graph: Graph, plan: Plan, machine: Machine | None = None, whole: Graph | None = None
+) -> DecoderRow | None:
+    """Of the plan for one number of new tokens; with the machine and a budget, beside others' ways, which
+    run the network `whole`, if that is another graph."""
     if not graph.caches:
         return None
     ran = {step.kernel: step.device for step in plan.steps if isinstance(step, Run)}
@@ -73,7 +76,7 @@ def decoder_row(graph: Graph, plan: Plan, machine: Machine | None = None) -> Dec
     new_tokens = sequences * tokens if sequences and tokens else None
     others: tuple[OtherWay, ...] = ()
     if machine is not None and plan.budget_bytes is not None:
-        others = other_ways(graph, machine, plan.budget_bytes)
+        others = other_ways(whole or graph, machine, plan.budget_bytes)
     return DecoderRow(
         caches={device: sum(each is device for each in where.values()) for device in on},
         cache_bytes={

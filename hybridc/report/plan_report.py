@@ -106,13 +106,15 @@ def report_plan(
     *,
     machine: Machine | None = None,
     pins: Pins = NO_PINS,
+    whole: Graph | None = None,
 ) -> Report:
     """Tabulate a plan.
 
     `all_gpu_peak_bytes` is what the model needs entirely on the GPU, `smallest_budget_bytes` the least that
     can be met, and no plan needs less than `smallest_bytes_bound`; they are known where the model was
     planned, not where an artifact is read.
-    `machine` and `pins` are what it was planned with: without them reasons name less.
+    `machine` and `pins` are what it was planned with: without them reasons name less. `whole` is the network
+    with no kernel cut up, where `graph` is another.
     """
     copy_us, hidden_us = hidden_copy_us(plan)
     return Report(
@@ -130,7 +132,7 @@ def report_plan(
         smallest_budget_bytes=smallest_budget_bytes,
         smallest_bytes_bound=smallest_bytes_bound,
         bound_line="" if machine is None else bound_line(graph, plan, machine, pins),
-        decoder=decoder_row(graph, plan, machine),
+        decoder=decoder_row(graph, plan, machine, whole),
     )
 
 

@@ -84,6 +84,8 @@ class PlanOf:
     """What the search took, where it was made now."""
     buckets: tuple[BucketRow, ...] = ()
     """With open dimensions, of which this is the plan for the largest sizes: what all plans take."""
+    whole: Graph | None = None
+    """The network with no kernel cut up."""
 
     def report(self) -> Report:
         from hybridc.report import report_plan
@@ -96,6 +98,7 @@ class PlanOf:
             self.smallest_bytes_bound,
             machine=self.machine,
             pins=self.pins,
+            whole=self.whole,
         )
 
 
@@ -198,6 +201,7 @@ def _plans(
             program,
             planning=planned.planning,
             buckets=tuple(BucketRow.of(each.sizes, each.plans[i]) for each in planned.buckets),
+            whole=planned.whole,
         )
         for i, (graph, plan, pins) in enumerate(zip(planned.graphs, planned.plans, planned.pins, strict=True))
     )
