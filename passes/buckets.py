@@ -28,11 +28,13 @@ def after(network: ImportedNetwork, larger: Sequence[PlannedNetwork]) -> Importe
     It takes functions and their times from the last one's library, and adds to it; its weights are its own,
     as folding may make others of one name for other sizes. Its kernels are cut up to what those of larger
     sizes are in their plans, for the same budgets: to try all ways takes most of a compilation for a GPU.
+    Products in two parts are those of larger sizes, too, so that all read the same weights.
     """
     if not larger:
         return network
     limits = {tiling.limit_bytes for each in larger for tiling in each.chosen if tiling.is_cut_up}
-    job = replace(network.job, tile_limits=tuple(sorted(limits)))
+    cut = next((tiling.cut for each in larger for tiling in each.tilings if tiling.cut is not None), None)
+    job = replace(network.job, tile_limits=tuple(sorted(limits)), cut=cut)
     return replace(network, job=job, library=replace(larger[0].library, weights={}))
 
 

@@ -21,7 +21,7 @@ from hybridc.machine import Machine
 from hybridc.machines.typical import with_typical_shares
 from hybridc.options import CompileOptions
 from hybridc.passes.lower.lower import Lowered
-from hybridc.passes.planner.choose_tilings import Tiling
+from hybridc.passes.planner.choose_tilings import ColumnCut, Tiling
 from hybridc.passes.planner.model.pins import Pins
 from hybridc.passes.planner.watch import PlanningTime, Watch
 from hybridc.passes.precision.precision import Errors
@@ -50,6 +50,8 @@ class Job:
     """Whether the network is compiled for other sizes, too, which are to read the same weights."""
     tile_limits: tuple[int, ...] | None = None
     """Bytes that kernels are cut up to; None: all that may be worthwhile are tried."""
+    cut: ColumnCut | None = None
+    """Of the products that are in two parts for larger sizes, and so for these."""
     cache: Cache = field(default_factory=NoCache)
     """What earlier compilations left."""
     host_arena_bytes: int | None = None

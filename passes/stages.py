@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -43,7 +43,7 @@ from hybridc.passes.phases import (
     Times,
     budget_bytes,
 )
-from hybridc.passes.planner.choose_tilings import Tiling, choose_tilings
+from hybridc.passes.planner.choose_tilings import ColumnCut, Tiling, choose_tilings
 from hybridc.passes.planner.make_plans import make_plans, plans_so_far
 from hybridc.passes.planner.model.caches import leaves_caches_whole
 from hybridc.passes.planner.model.context import UNWATCHED, Effort
@@ -57,6 +57,7 @@ from hybridc.passes.planner.search.partition import (
     first_plans,
     smallest_budget_bytes,
 )
+from hybridc.passes.planner.side_by_side import cut_by_bandwidth, cut_worth_making, second_kernels
 from hybridc.passes.planner.tighten_bound import with_tight_bound
 from hybridc.passes.planner.watch import Stop, Watch
 from hybridc.passes.precision.gpu_step import reduce_gpu_step_precision
@@ -75,6 +76,7 @@ from hybridc.passes.precision.wide_program import in_float32
 from hybridc.passes.program.program import Program
 from hybridc.passes.read_graph import read_graph
 from hybridc.passes.schedule import choose_tiles, schedule_functions, schedule_requests
+from hybridc.passes.tiling.side_by_side import large_products, side_by_side
 from hybridc.passes.tiling.tile import tile
 from hybridc.passes.tiling.working_set import kernel_groups
 from hybridc.progress import Progress
@@ -298,7 +300,44 @@ def tile_network(c: GraphedNetwork, progress: Progress, *, to_graph: ToGraph) ->
 
     # all ways, where it is stopped: any of them may be that of the best plan so far
     tilings = _watched(c.job.watch, choose, lambda _: ways)
-    return TiledNetwork(c, tilings, peak_bytes)
+    c, sides = _side_by_side(c, whole, to_graph, progress)
+    return TiledNetwork(c, (*tilings, *sides), peak_bytes)
+
+
+def _side_by_side(
+    c: GraphedNetwork, whole: Tiling, to_graph: ToGraph, progress: Progress
+) -> tuple[GraphedNetwork, list[Tiling]]:
+    """The network with its large products in two parts, the second one for the CPU, if that may pay."""
+    if whole.pins:
+        return c, []  # kernels have other names there
+    products = large_products(c.unfused)
+    weight_bytes = {product.weight: product.weight_bytes for product in products}
+    if c.job.many_sizes:
+        cut = _cut_of_sizes(c, weight_bytes)
+    else:
+        cut = cut_worth_making(weight_bytes, c.graph, c.machine)
+    if cut is None:
+        return c, []
+    made = side_by_side(c.unfused, [p for p in products if p.weight in cut.weights], cut.share)
+    if made is None:
+        return c, []
+    graphed = to_graph(ImportedNetwork(c.job, made.program, c.library, c.narrow), progress)
+    progress.stage("tile")
+    c = replace(c, library=graphed.library)
+    second = second_kernels(graphed.graph, made.second_weights)
+    if not second or not leaves_caches_whole(graphed.graph, whole.graph):
+        return c, []
+    return c, [Tiling(graphed.graph, second=second, cut=cut, is_required=c.job.many_sizes)]
+
+
+def _cut_of_sizes(c: GraphedNetwork, weight_bytes: Mapping[str, int]) -> ColumnCut | None:
+    """The one of all sizes, which is decided for the largest: a decoder is cut that does not fit the GPU."""
+    if c.job.cut is not None or c.job.tile_limits is not None:
+        return c.job.cut
+    peak_bytes = all_gpu_peak_bytes(c.graph, c.machine)
+    if not c.graph.caches or max(budget_bytes(c.job, peak_bytes)) >= peak_bytes:
+        return None
+    return cut_by_bandwidth(weight_bytes, c.machine)
 
 
 def _some_fits(ways: Sequence[Tiling], machine: Machine, budget_bytes: int) -> bool:

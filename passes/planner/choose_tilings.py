@@ -33,6 +33,16 @@ FINEST = 8
 
 
 @dataclass(frozen=True, slots=True)
+class ColumnCut:
+    """Of large products, whose second parts are meant for the CPU."""
+
+    weights: frozenset[str]
+    """By which they are known, one of each product."""
+    share: float
+    """Of the columns, that second parts have."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tiling:
     """The graph of the network, whole or cut up, and for which budgets it is planned."""
 
@@ -47,6 +57,14 @@ class Tiling:
     """Larger budgets have too: for them a plan of this budget is good enough."""
     order: tuple[int, ...] | None = None
     """In which each device runs the kernels; None: one that needs few bytes."""
+    second: frozenset[str] = frozenset()
+    """Kernels that are meant for the CPU beside their counterparts on the GPU; with some the network is
+    planned for every budget."""
+    cut: ColumnCut | None = None
+    """Of the large products, where there are such kernels."""
+    is_required: bool = False
+    """Whether other ways are planned only where this one does not fit: all sizes of a network read the same
+    parts of its weights."""
 
     @property
     def is_cut_up(self) -> bool:
@@ -60,7 +78,9 @@ class Tiling:
         Caches lie on the host; which of them the GPU has instead is chosen after the search.
         """
         pins = with_caches_on_host(self.graph, self.pins)
-        return PlanningContext(self.graph, machine, pins, self.order, effort, host_bytes, watch=watch)
+        return PlanningContext(
+            self.graph, machine, pins, self.order, effort, host_bytes, watch=watch, second=self.second
+        )
 
 
 def choose_tilings(

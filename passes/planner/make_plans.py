@@ -16,7 +16,7 @@ from hybridc.passes.planner.emit.materialize import PlacedPlan
 from hybridc.passes.planner.emit.resident_states import gpu_users, with_gpu_resident_states, without_bytes
 from hybridc.passes.planner.emit.timeline import timeline
 from hybridc.passes.planner.gpu_caches import cache_bound_us, with_gpu_caches
-from hybridc.passes.planner.model.context import UNWATCHED, Effort, PlanningContext
+from hybridc.passes.planner.model.context import UNWATCHED, Effort, PlanningContext, Watcher
 from hybridc.passes.planner.model.cost import step_times_us
 from hybridc.passes.planner.model.order import renewing_order
 from hybridc.passes.planner.model.pins import NO_PINS, Pins
@@ -29,6 +29,7 @@ from hybridc.passes.planner.search.partition import (
     partition,
     time_bound_us,
 )
+from hybridc.passes.planner.side_by_side import side_by_side_plan
 from hybridc.passes.planner.watch import Watch
 
 Report = Callable[[int, int], None]
@@ -73,7 +74,8 @@ def make_plans(
     tilings are from `choose_tilings`. Raises PlanError HC201 if a kernel has code for none of the devices,
     HC203 if nothing fits a budget, with the smallest that can be met.
     """
-    whole = tilings[0]
+    whole, sides = tilings[0], [tiling for tiling in tilings if tiling.second]
+    tilings = [tiling for tiling in tilings if not tiling.second]
     if Device.GPU not in devices:
         placed = on_cpu(whole.graph, machine)
         return tuple((whole, _plan_of(whole.graph, machine, None, placed)) for _ in budgets or (None,))
@@ -87,11 +89,14 @@ def make_plans(
     if watch is not None and not whole.graph.caches:  # what is searched for has caches on the host
         for b in budgets:
             watch.bounded(b, min(bounds.time_us(number, b) for number in range(len(tilings))))
+    beside = _side_by_side(sides, machine, budgets, effort or Effort(), host_bytes, watcher)
+    # the search for others takes most of the time
+    left = [b for b in budgets if b not in beside or not _is_unbeaten(beside[b], b, bounds)]
     best: dict[int, _Candidate] = {}
-    for rung in _rungs(tilings, effort or Effort()):
+    for rung in _rungs(tilings, effort or Effort()) if left else ():
         contexts = [t.context(machine, rung, host_bytes, watcher) for t in tilings]
-        best = _fastest(tilings, contexts, budgets, best, bounds, report)
-    found = _all_with_states(best)
+        best = _fastest(tilings, contexts, left, best, bounds, report)
+    found = _fastest_of_each(budgets, _all_with_states(best), beside)
     return tuple((c.tiling, _plan_of(c.tiling.graph, machine, b, c.placed)) for b, c in found.items())
 
 
@@ -247,6 +252,57 @@ def _with_states(candidate: _Candidate, budget_bytes: int) -> _Candidate:
     best = min((replace(candidate, placed=p) for p in plans), key=lambda c: c.rank)
     bound_us = min(time_bound_us(without, budget_bytes), placed.bound_us)
     return replace(best, placed=replace(best.placed, bound_us=bound_us))
+
+
+def _side_by_side(
+    sides: Sequence[Tiling],
+    machine: Machine,
+    budgets: Sequence[int],
+    effort: Effort,
+    host_bytes: int | None,
+    watch: Watcher,
+) -> dict[int, _Candidate]:
+    """Plans of a network whose large products are in two parts, for budgets that one is found for."""
+    found: dict[int, _Candidate] = {}
+    for side in sides:
+        # without the pins of caches, which may lie anywhere
+        context = replace(side.context(machine, effort, host_bytes, watch), pins=NO_PINS)
+        for b in budgets:
+            placed = side_by_side_plan(context, b)
+            if placed is not None:
+                watch.found(context, placed)
+                candidate = _Candidate(side, context, placed)
+                found[b] = min(candidate, found.get(b, candidate), key=lambda c: c.rank)
+    return found
+
+
+def _is_unbeaten(candidate: _Candidate, budget_bytes: int, bounds: _Bounds) -> bool:
+    """Whether no plan of another way to cut the network up is faster, by their bounds or by decree."""
+    if candidate.tiling.is_required:
+        return True
+    least_us = min(
+        cache_bound_us(context, tiling.pins, budget_bytes)
+        if context.graph.caches
+        else bounds.time_us(number, budget_bytes)
+        for number, (tiling, context) in enumerate(bounds.contexts)
+    )
+    return candidate.rank[:2] <= (False, least_us)
+
+
+def _fastest_of_each(
+    budgets: Sequence[int], found: Mapping[int, _Candidate], beside: Mapping[int, _Candidate]
+) -> dict[int, _Candidate]:
+    """For each budget the fastest of what is found for it, or for a smaller one, with its bound."""
+    best: dict[int, _Candidate] = {}
+    last: tuple[_Candidate, ...] = ()
+    for b in sorted(budgets):
+        candidate = min((*(each[b] for each in (found, beside) if b in each), *last), key=lambda c: c.rank)
+        if candidate.tiling.second:
+            bound_us = min(cache_bound_us(candidate.context, NO_PINS, b), candidate.placed.makespan_us)
+            candidate = replace(candidate, placed=replace(candidate.placed, bound_us=bound_us))
+        best[b] = candidate
+        last = (candidate,)
+    return {b: best[b] for b in budgets}
 
 
 def _with_caches(candidate: _Candidate, budget_bytes: int) -> _Candidate:

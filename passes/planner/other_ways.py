@@ -44,7 +44,7 @@ class OtherWay:
 
 
 @dataclass(frozen=True)
-class _Setting:
+class CacheSetting:
     """The decoder with some of its caches on the GPU, where they cost no copies, the others on the host."""
 
     context: PlanningContext
@@ -55,7 +55,7 @@ class _Setting:
     gpu_layers: int
 
 
-_Tried = tuple[_Setting, Decisions]
+_Tried = tuple[CacheSetting, Decisions]
 
 
 def other_ways(graph: Graph, machine: Machine, budget_bytes: int) -> tuple[OtherWay, ...]:
@@ -64,7 +64,7 @@ def other_ways(graph: Graph, machine: Machine, budget_bytes: int) -> tuple[Other
     A layer has its cache on its device. Where streaming leaves caches on the host, what touches them runs on
     the CPU.
     """
-    settings = _settings(PlanningContext(graph, machine), budget_bytes)
+    settings = cache_settings(PlanningContext(graph, machine), budget_bytes)
     if not settings:
         return ()
     streamed = (
@@ -88,7 +88,7 @@ def layer_split(context: PlanningContext, budget_bytes: int) -> PlacedPlan | Non
 
     Requires: nothing is pinned by the user.
     """
-    for setting, decisions in islice(_fastest(_all_splits(_settings(context, budget_bytes))), _PACKINGS):
+    for setting, decisions in islice(_fastest(_all_splits(cache_settings(context, budget_bytes))), _PACKINGS):
         found = materialize(setting.context, setting.problem, decisions)
         kept = without_copies(context, found, setting.names, budget_bytes)
         if kept.fits(budget_bytes, context.host_bytes):
@@ -112,7 +112,7 @@ def _fastest(tried: Iterable[_Tried]) -> Iterator[_Tried]:
             yield setting, decisions
 
 
-def _settings(context: PlanningContext, budget_bytes: int) -> list[_Setting]:
+def cache_settings(context: PlanningContext, budget_bytes: int) -> list[CacheSetting]:
     """With the caches of the last 0, 1, ... layers on the GPU; none if it is no decoder
     whose layers follow one another."""
     graph = context.graph
@@ -131,11 +131,11 @@ def _settings(context: PlanningContext, budget_bytes: int) -> list[_Setting]:
         names = frozenset(name for group in on_gpu for name in group.names)
         left_bytes = budget_bytes - sum(group.size_bytes(graph) for group in on_gpu)
         beside = replace(context, graph=without_bytes(graph, names), pins=pins, order=tuple(order))
-        found.append(_Setting(beside, replace(beside.problem, budget_bytes=left_bytes), names, count))
+        found.append(CacheSetting(beside, replace(beside.problem, budget_bytes=left_bytes), names, count))
     return found
 
 
-def _all_splits(settings: Sequence[_Setting]) -> Iterator[_Tried]:
+def _all_splits(settings: Sequence[CacheSetting]) -> Iterator[_Tried]:
     if not settings:
         return
     context = settings[0].context

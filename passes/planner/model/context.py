@@ -153,9 +153,12 @@ class PlanningContext:
     devices: tuple[Device, ...] = (Device.GPU, Device.CPU)
     """Those of the target, the GPU first."""
     watch: Watcher = field(default=UNWATCHED, compare=False)
+    second: frozenset[str] = frozenset()
+    """Kernels that are meant for the CPU beside their counterparts on the GPU."""
 
     @cached_property
     def problem(self) -> Problem:
         """The graph as numbers, kernels in order, with a budget of 0 bytes: to be replaced."""
         order = best_order(self.graph) if self.order is None else self.order
-        return problem_of(self.graph, self.machine, 0, order=order, pins=self.pins)
+        pins, second = self.pins, self.second
+        return problem_of(self.graph, self.machine, 0, order=order, pins=pins, second=second)

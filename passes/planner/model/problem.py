@@ -7,7 +7,7 @@ uses of a tensor that follow one another lies a gap, and what happens to the ten
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
@@ -72,6 +72,9 @@ class Problem:
     stays: frozenset[int] = frozenset()
     """Weights that no run copies: all that reads such a one runs on the device that it lies on. For bounds
     alone: the simulation takes them for weights as any other."""
+    second: frozenset[int] = frozenset()
+    """Kernels that are meant for the CPU while the GPU computes their counterparts (`passes/tiling/
+    side_by_side.py`): where searches begin, which may have them elsewhere in the end."""
     contention: Contention = UNSHARED
     """What kernels and copies lose that run at once. Times above are those by themselves."""
 
@@ -127,10 +130,12 @@ def problem_of(
     *,
     order: Sequence[int] | None = None,
     pins: Mapping[str, Device] | None = None,
+    second: Set[str] = frozenset(),
 ) -> Problem:
     """The problem of running `graph` on both devices of `machine`, kernels in `order` (default: as they are).
 
-    `pins` fixes the device of kernels by name. Requires: `order` is a permutation that can be executed.
+    `pins` fixes the device of kernels by name, `second` names those that are meant for the CPU beside their
+    counterparts. Requires: `order` is a permutation that can be executed.
     """
     kernels = [graph.kernels[i] for i in order] if order is not None else list(graph.kernels)
     number = {t.name: i for i, t in enumerate(graph.tensors)}
@@ -176,6 +181,7 @@ def problem_of(
         is_weight=tuple(t.role is Role.WEIGHT for t in graph.tensors),
         wanted_on_host=tuple(t.name in wanted for t in graph.tensors),
         budget_bytes=budget_bytes,
+        second=frozenset(i for i, k in enumerate(kernels) if k.name in second),
         contention=contention_of(kernels, machine),
     )
 

@@ -154,4 +154,5 @@ def expand(once: Problem, stands: list[tuple[int, bool]]) -> Problem:
         may_overwrite=tuple(once.may_overwrite[k] for k in kernels),
         contention=once.contention.reordered(kernels),
         repeats=frozenset(place for place, (_, again) in enumerate(stands) if again),
+        second=frozenset(place for place, (k, again) in enumerate(stands) if k in once.second and not again),
     )

@@ -31,6 +31,7 @@ from hybridc.passes.planner.search.policies import (
     all_cpu,
     greedy_fills,
     light_fills,
+    side_by_side_fills,
     streaming_fills,
     with_gpu_kernels,
 )
@@ -282,6 +283,7 @@ def _rough(problem: Problem, effort: Effort) -> tuple[Decisions, float]:
         *greedy_fills(problem),
         *light_fills(problem),
         *streaming_fills(problem),
+        *side_by_side_fills(problem),
     ]
     fitting = [found for found in map(core.repaired, starts) if found is not None]
     if not fitting:

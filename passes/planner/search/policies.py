@@ -154,6 +154,21 @@ def streaming_fills(problem: Problem) -> Iterator[Decisions]:
         yield fill(problem, on_gpu, [e for e in order if problem.gaps[e].tensor not in streamed], 0)
 
 
+def side_by_side_fills(problem: Problem) -> Iterator[Decisions]:
+    """Second parts of products on the CPU, and all else on the GPU: with all that it reads, or as much of it
+    as there is room for. Nothing where products are whole."""
+    if not problem.second:
+        return
+    fits = _without_idle_weights(problem, kernels_that_fit(problem))
+    on_gpu = [
+        gpu and (kernel not in problem.second or problem.cpu_us[kernel] == math.inf)
+        for kernel, gpu in enumerate(fits)
+    ]
+    yield with_gpu_kernels(problem, on_gpu, keep=True)
+    order = sorted(range(len(problem.gaps)), key=lambda e: (_length(problem, problem.gaps[e]), e))
+    yield from (fill(problem, on_gpu, order, int(problem.budget_bytes * reserve)) for reserve in RESERVES[:2])
+
+
 def _without_idle_weights(problem: Problem, on_gpu: Sequence[bool]) -> list[bool]:
     """Without the kernels that gain little on the GPU, passing on of results included, for their weights."""
     lost_us, weight_bytes = [0.0] * problem.kernel_count, [0] * problem.kernel_count

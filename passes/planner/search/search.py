@@ -22,6 +22,7 @@ from hybridc.passes.planner.search.policies import (
     greedy_fills,
     light_fills,
     relaxed_fills,
+    side_by_side_fills,
     streaming_fills,
 )
 
@@ -198,5 +199,6 @@ def _own_starts(problem: Problem, core: Core, relaxation: Relaxation) -> Iterato
     yield light_fills(problem)
     yield earliest_fills(problem)
     yield streaming_fills(problem)
+    yield side_by_side_fills(problem)
     if relaxation.on_gpu:
         yield relaxed_fills(problem, relaxation.on_gpu, relaxation.keep)

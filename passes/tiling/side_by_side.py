@@ -1,0 +1,212 @@
+"""Products cut by columns, so that both devices compute a part of each side by side.
+
+Where reading weights is what takes the time, as in a decoder's steps, a device is idle while the other one
+has its layers. Cut by columns each large product is two, of which the second is meant for the CPU: it reads
+the same rows and some columns of the weight, which never cross the link. Element-wise operators behind a
+product are cut like it, so that they can be its epilogue. What reads all columns reads the parts
+concatenated. Where that is a normalisation, or other cheap arithmetic between two products, it is there
+twice, once for each device: what crosses the link are the parts, in both directions at once. (Column-parallel
+linear layers: Shoeybi et al., "Megatron-LM", 2019, there between equal devices.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from tvm import relax
+
+from hybridc.passes.program.operators import Fact, has_fact
+from hybridc.passes.program.program import (
+    Program,
+    ProgramBuilder,
+    is_op,
+    operator_name,
+    substitute,
+    variables,
+)
+from hybridc.passes.tiling.slice_rules import Operation, slice_of
+from hybridc.passes.tiling.tile import emit_tiles
+from hybridc.passes.tiling.tile_sizes import TensorFacts, TiledTensor
+from hybridc.passes.tiling.working_set import size_bytes
+
+_STEP = 64
+"""Columns that a GPU's kernels compute together: parts are multiples of it, and of the weight's panels."""
+# A link's latency is some microseconds, in which a GPU reads a megabyte.
+_LEAST_BYTES = 1 << 20
+"""Of the weights of a product that is cut."""
+_SECOND = ".band1"
+"""Names of second parts end so (`emit_tiles`)."""
+_NORMS = ("root_mean_square", "layer_norm", "rms_norm")
+
+
+@dataclass(frozen=True, slots=True)
+class LargeProduct:
+    """A product, or a convolution, with a large constant weight."""
+
+    result: relax.Var
+    axis: int
+    """Of the columns, or channels, of its result."""
+    columns: int
+    panel: int
+    """Columns of the weight that lie together."""
+    weight: str
+    """Its name, or that of its largest part."""
+    weight_bytes: int
+
+    def cut(self, share: float) -> int:
+        """Where the second part begins, which has about this share of the columns."""
+        step = math.lcm(self.panel, _STEP)
+        step = step if self.columns >= 8 * step else self.panel
+        return self.columns - round(share * self.columns / step) * step
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """A program with products in two parts."""
+
+    program: Program
+    second_weights: frozenset[str]
+    """Of the second parts."""
+
+
+def large_products(program: Program) -> list[LargeProduct]:
+    """Those with large weights, in the order of the program."""
+    return [
+        product
+        for var, operation in TensorFacts(program).operations.items()
+        if operation is not None and (product := _product(program, var, operation)) is not None
+        if product.weight_bytes >= _LEAST_BYTES
+    ]
+
+
+def _product(program: Program, var: relax.Var, operation: Operation) -> LargeProduct | None:
+    rank = len(operation.shape)
+    if operation.packed is not None:
+        weights, axis, panel = operation.operands[2:], rank - 1, operation.source(2)[2]
+    elif is_op(operation.call, "matmul") and len(operation.shapes[1] or ()) == 2:
+        weights, axis, panel = operation.operands[1:2], rank - 1, 1
+    elif has_fact(operation.call, Fact.CONVOLUTION) and int(operation.call.attrs.groups) == 1:
+        weights, axis, panel = operation.operands[1:2], 1, 1
+    else:
+        return None
+    if not all(isinstance(w, relax.Var) and w.name in program.weights for w in weights):
+        return None
+    name = max(weights, key=size_bytes).name
+    return LargeProduct(var, axis, operation.shape[axis], panel, name, sum(map(size_bytes, weights)))
+
+
+def side_by_side(program: Program, products: Sequence[LargeProduct], share: float) -> SideBySide | None:
+    """With these products in two parts, the second one with about this share of the columns.
+
+    Requires: `program` canonical, nothing of it tiled. Ensures: the same results up to rounding, inputs and
+    outputs as they were. None if no product can be cut so.
+    """
+    tiled = _tiled(program, products, share)
+    if not tiled:
+        return None
+    cut = emit_tiles(program, tiled)
+    return _with_own_operands(cut, {var.name + _SECOND for var in tiled})
+
+
+def _tiled(program: Program, products: Sequence[LargeProduct], share: float) -> dict[relax.Var, TiledTensor]:
+    """The products, and the element-wise operators behind them that can be cut like them."""
+    wanted = {product.result: product for product in products}
+    found: dict[relax.Var, TiledTensor] = {}
+    for var, operation in TensorFacts(program).operations.items():
+        if var in wanted:
+            tile = TiledTensor(wanted[var].axis, (0, wanted[var].cut(share), wanted[var].columns))
+        elif operation is not None and has_fact(operation.call, Fact.ELEMENTWISE):
+            like = [found[operand] for operand in operation.operands if operand in found]
+            if not like:
+                continue
+            tile = like[0]
+        else:
+            continue
+        if 0 < tile.cuts[1] < tile.cuts[2] and _suits(operation, tile, found):
+            found[var] = tile
+    return found
+
+
+def _suits(operation: Operation | None, tile: TiledTensor, found: dict[relax.Var, TiledTensor]) -> bool:
+    """Whether an operation can be cut so, and reads parts of others that are cut alike."""
+    if operation is None or len(operation.shape) <= tile.axis or operation.shape[tile.axis] != tile.cuts[2]:
+        return False
+    for span in tile.spans:
+        rule = slice_of(operation, tile.axis, *span)
+        if rule is None:
+            return False
+        for operand, sliced in zip(operation.operands, rule.slices, strict=True):
+            other = found.get(operand)
+            if other is None or sliced is None:
+                continue
+            if (other.axis, other.cuts) != (sliced.axis, tile.cuts):
+                return False
+    return True
+
+
+# ------------------------------------------------------------------------------ what the parts read
+
+
+def _with_own_operands(program: Program, second: Collection[str]) -> SideBySide:
+    """Second parts read copies of the cheap operators that depend on parts; what is read by them alone then
+    runs beside them."""
+    values = {binding.var: binding.value for binding in program.bindings}
+    depends = _dependents(program)
+    builder = ProgramBuilder(program.inputs)
+    first = builder.take_parameters(program)
+    own: dict[relax.Var, relax.Expr] = {}
+    second_weights: set[str] = set()
+
+    def beside(var: relax.Var) -> relax.Expr:
+        """What a second part reads instead of a variable."""
+        for each in _copied(var, depends, values, own):
+            value = substitute(values[each], lambda v: own.get(v, first[v]))
+            own[each] = builder.emit(value, program.origins[each.name], each.name)
+        return own.get(var, first[var])
+
+    for binding in program.bindings:
+        is_second = binding.var.name in second
+        value = substitute(binding.value, beside if is_second else first.__getitem__)
+        first[binding.var] = builder.emit(value, program.origins[binding.var.name], binding.var.name)
+        if is_second and not has_fact(binding.value, Fact.ELEMENTWISE):
+            second_weights.update(v.name for v in variables(value) if v.name in builder.weights)
+    outputs = [substitute(output, first.__getitem__) for output in program.outputs]
+    return SideBySide(builder.finish(outputs, program.functions), frozenset(second_weights))
+
+
+def _dependents(program: Program) -> set[relax.Var]:
+    """Concatenated parts, and what cheap operators make of them."""
+    parts: set[relax.Var] = set()
+    found: set[relax.Var] = set()
+    for binding in program.bindings:
+        var, value = binding.var, binding.value
+        if var.name.endswith((".band0", _SECOND)):
+            parts.add(var)
+        elif (is_op(value, "concat") and parts.issuperset(variables(value))) or (
+            _is_cheap(value) and not found.isdisjoint(variables(value))
+        ):
+            found.add(var)
+    return found
+
+
+def _is_cheap(value: relax.Expr) -> bool:
+    return isinstance(value, relax.Call) and (
+        has_fact(value, Fact.ELEMENTWISE) or has_fact(value, Fact.VIEW) or operator_name(value) in _NORMS
+    )
+
+
+def _copied(
+    var: relax.Var, depends: set[relax.Var], values: dict[relax.Var, relax.Expr], own: Collection[relax.Var]
+) -> Iterator[relax.Var]:
+    """What has to be there a second time for a variable, and is not yet, in an order in which it can be."""
+    order: dict[relax.Var, None] = {}
+    queue = [var]
+    while queue:
+        each = queue.pop()
+        if each in depends and each not in own:
+            order.pop(each, None)
+            order[each] = None
+            queue.extend(variables(values[each]))
+    yield from reversed(order)

@@ -1,0 +1,127 @@
+"""Which products are cut, what of a graph is meant for the CPU, and plans that begin there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hybridc.ir import Device, Graph, Kernel, Role, Run, Tensor
+from hybridc.ir.verify import verify
+from hybridc.machine import Machine, load_machine
+from hybridc.passes.planner.choose_tilings import Tiling
+from hybridc.passes.planner.make_plans import make_plans
+from hybridc.passes.planner.side_by_side import cut_by_bandwidth, cut_worth_making, second_kernels
+from tests.support.machines import SLOW_MEMORIES
+
+WEIGHT, ROWS, LAYERS = 30_000, 64, 4
+BOTH = (Device.GPU, Device.CPU)
+DEVICES = BOTH
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return load_machine(SLOW_MEMORIES)
+
+
+def kernel(name: str, *inputs: str, moved: int = 0) -> Kernel:
+    return Kernel(name, name, inputs, (f"{name}.out",), bytes_moved=moved, devices=BOTH, family="matmul")
+
+
+def graph_of(kernels: list[Kernel], weights: dict[str, int]) -> Graph:
+    made = [output for each in kernels for output in each.outputs]
+    roles = {name: Role.ACTIVATION for name in made} | {made[-1]: Role.OUTPUT}
+    return Graph(
+        tensors=(
+            Tensor("x", (ROWS,), "uint8", Role.INPUT),
+            *(Tensor(name, (size,), "uint8", Role.WEIGHT) for name, size in weights.items()),
+            *(Tensor(name, (ROWS,), "uint8", role) for name, role in roles.items()),
+        ),
+        kernels=tuple(kernels),
+        inputs=("x",),
+        outputs=(made[-1],),
+    )
+
+
+def whole() -> Graph:
+    kernels, last = [], "x"
+    for n in range(LAYERS):
+        kernels.append(kernel(f"product{n}", last, f"w{n}", moved=WEIGHT))
+        last = kernels[-1].outputs[0]
+    return graph_of(kernels, {f"w{n}": WEIGHT for n in range(LAYERS)})
+
+
+def in_two() -> Graph:
+    """Two thirds of each product for the GPU, with what joins parts once for each device."""
+    kernels: list[Kernel] = []
+    weights: dict[str, int] = {}
+    rows = ["x", "x"]
+    for n in range(LAYERS):
+        sizes = (2 * WEIGHT // 3, WEIGHT // 3)
+        names = [f"product{n}.{part}" for part in range(2)]
+        for part, size in enumerate(sizes):
+            weights[f"w{n}.{part}"] = size
+            kernels.append(kernel(names[part], rows[part], f"w{n}.{part}", moved=size))
+        parts = [each.outputs[0] for each in kernels[-2:]]
+        joins = [kernel(f"join{n}.{copy}", *parts) for copy in range(1 if n == LAYERS - 1 else 2)]
+        kernels += joins
+        rows = [each.outputs[0] for each in joins]
+    return graph_of(kernels, weights)
+
+
+def second_weights() -> frozenset[str]:
+    return frozenset(f"w{n}.1" for n in range(LAYERS))
+
+
+def products() -> dict[str, int]:
+    return {f"w{n}": WEIGHT for n in range(LAYERS)}
+
+
+def test_parts_take_equally_long(machine: Machine) -> None:
+    cut = cut_worth_making(products(), whole(), machine)
+    assert cut is not None and cut.weights == {f"w{n}" for n in range(LAYERS)}
+    assert cut.share == pytest.approx(1 / 3)
+    same = cut_by_bandwidth(products(), machine)
+    assert same is not None and same.share == pytest.approx(1 / 3) and same.weights == cut.weights
+
+
+def test_products_are_left_whole_where_an_exchange_takes_longer(machine: Machine) -> None:
+    slow = replace(machine, link=replace(machine.link, latency_us=WEIGHT / 0.02 / 1e3))
+    assert cut_worth_making(products(), whole(), slow) is None
+    assert cut_by_bandwidth(products(), slow) is None
+
+
+def test_what_only_second_parts_read_is_meant_for_the_cpu() -> None:
+    found = second_kernels(in_two(), second_weights())
+    assert found == {f"product{n}.1" for n in range(LAYERS)} | {f"join{n}.1" for n in range(LAYERS - 1)}
+
+
+@pytest.mark.parametrize("share", [0.5, 0.75, 1.2])
+def test_both_devices_work_at_once(machine: Machine, share: float) -> None:
+    """In two thirds of the time that the GPU takes alone where all fits; and never slower than whole."""
+    budget_bytes = int(share * LAYERS * WEIGHT)
+    graph = in_two()
+    side = Tiling(graph, second=second_kernels(graph, second_weights()))
+    [(_, alone)] = make_plans((Tiling(whole()),), machine, (budget_bytes,), DEVICES)
+    [(chosen, plan)] = make_plans((Tiling(whole()), side), machine, (budget_bytes,), DEVICES)
+    verify(chosen.graph, plan)
+    assert plan.makespan_us <= alone.makespan_us
+    assert plan.arena_bytes(Device.GPU) <= budget_bytes
+    assert plan.time_bound_us <= plan.makespan_us
+    if share >= 0.75:
+        assert chosen is side and plan.makespan_us < 0.72 * LAYERS * WEIGHT / 0.02 / 1e3
+        second = [step for step in plan.steps if isinstance(step, Run) and step.device is Device.CPU]
+        products = {name for name in side.second if name.startswith("product")}
+        assert products <= {step.kernel for step in second}
+
+
+def test_a_required_way_is_taken_wherever_it_fits(machine: Machine) -> None:
+    graph = in_two()
+    slower = replace(machine, link=replace(machine.link, latency_us=1e4))
+    second = second_kernels(graph, second_weights())
+    required = Tiling(graph, second=second, is_required=True)
+    budgets = (LAYERS * WEIGHT // 2, 2 * LAYERS * WEIGHT)
+    found = make_plans((Tiling(whole()), required), slower, budgets, DEVICES)
+    assert all(tiling is required for tiling, _ in found)
+    either = make_plans((Tiling(whole()), replace(required, is_required=False)), slower, budgets, DEVICES)
+    assert all(a.makespan_us <= b.makespan_us for (_, a), (_, b) in zip(either, found, strict=True))

@@ -1,0 +1,127 @@
+"""Products in two parts: what becomes of a program."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax
+from tvm.ir import assert_structural_equal
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from hybridc.passes.program.program import Program, operator_name
+from hybridc.passes.tiling import side_by_side as module
+from hybridc.passes.tiling.side_by_side import SideBySide, large_products, side_by_side
+from tests.support.programs import drawn, program_of
+from tests.support.tiled import Network, assert_same_results
+
+
+@pytest.fixture(autouse=True)
+def small_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(module, "_STEP", 2)
+
+
+def in_two(before: Program, share: float) -> SideBySide:
+    made = side_by_side(before, large_products(before), share)
+    assert made is not None
+    assert_same_results(made.program, before)
+    return made
+
+
+def test_second_parts_have_their_own_weights_and_cheap_operands():
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(
+            x: R.Tensor((2, 8), "float32"),
+            w0: R.Tensor((8, 8), "float32"),
+            w1: R.Tensor((8, 4), "float32"),
+        ):
+            product = R.matmul(x, w0)
+            residual = R.add(x, product)
+            relu = R.nn.relu(residual)
+            norm = R.nn.softmax(relu, axis=1)
+            out = R.matmul(relu, w1)
+            return (out, norm)
+
+    @I.ir_module
+    class Expected:
+        @R.function
+        def main(
+            x: R.Tensor((2, 8), "float32"),
+            w0_0: R.Tensor((8, 6), "float32"),
+            w0_1: R.Tensor((8, 2), "float32"),
+            w1_0: R.Tensor((8, 3), "float32"),
+            w1_1: R.Tensor((8, 1), "float32"),
+        ):
+            product_0 = R.matmul(x, w0_0)
+            rows = R.strided_slice(x, axes=[1], begin=[0], end=[6])
+            residual_0 = R.add(rows, product_0)
+            relu_0 = R.nn.relu(residual_0)
+            product_1 = R.matmul(x, w0_1)
+            rows_1 = R.strided_slice(x, axes=[1], begin=[6], end=[8])
+            residual_1 = R.add(rows_1, product_1)
+            relu_1 = R.nn.relu(residual_1)
+            relu = R.concat((relu_0, relu_1), axis=1)
+            norm = R.nn.softmax(relu, axis=1)
+            out_0 = R.matmul(relu, w1_0)
+            own_relu = R.concat((relu_0, relu_1), axis=1)
+            out_1 = R.matmul(own_relu, w1_1)
+            out = R.concat((out_0, out_1), axis=1)
+            return (out, norm)
+
+    before = program_of(Before, {"w0": drawn(0, 8, 8), "w1": drawn(1, 8, 4)})
+    after = in_two(before, 0.25)
+    assert_structural_equal(after.program.module, Expected, map_free_vars=True)
+    assert after.second_weights == {"w0.1_6_8", "w1.1_3_4"}
+    assert all(after.program.origins[b.var.name] for b in after.program.bindings)
+
+
+@settings(max_examples=25)
+@given(
+    rows=st.integers(1, 4),
+    widths=st.lists(st.integers(1, 24), min_size=2, max_size=5),
+    share=st.floats(0.05, 0.95),
+    residual=st.booleans(),
+)
+def test_results_stay_the_same(rows: int, widths: list[int], share: float, residual: bool):
+    net = Network(rows, widths[0])
+    x = net.x
+    for inner, outer in pairwise(widths):
+        product = net.emit(relax.op.matmul(x, net.weight(inner, outer)), "product")
+        biased = net.emit(relax.op.add(product, net.weight(outer)), "biased")
+        value = net.emit(relax.op.nn.relu(biased), "relu")
+        x = net.emit(relax.op.add(x, value), "residual") if residual and inner == outer else value
+    before = net.program(x)
+    made = side_by_side(before, large_products(before), share)
+    if made is not None:
+        assert_same_results(made.program, before)
+        assert 0 < len(made.second_weights) < len(widths)
+
+
+def test_convolutions_are_cut_by_channels():
+    net = Network(1, 4, 6, 6)
+    after = in_two(net.program(net.conv(net.conv(net.x, 8), 6)), 0.5)
+    names = [operator_name(b.value) for b in after.program.bindings]
+    assert names.count("conv2d") == 4 and len(after.second_weights) == 2
+
+
+def test_nothing_is_cut_where_no_columns_are_left_for_a_part():
+    net = Network(2, 8)
+    before = net.program(net.emit(relax.op.matmul(net.x, net.weight(8, 16)), "product"))
+    assert side_by_side(before, large_products(before), 0.01) is None
+    assert side_by_side(before, [], 0.5) is None
+
+
+def test_small_weights_and_products_of_two_activations_are_left_whole(monkeypatch: pytest.MonkeyPatch):
+    net = Network(8, 8)
+    scores = net.emit(relax.op.matmul(net.x, net.x), "scores")
+    before = net.program(net.emit(relax.op.matmul(scores, net.weight(8, 16)), "product"))
+    [product] = large_products(before)
+    assert (product.result.name, product.columns, product.weight_bytes) == ("product", 16, 4 * 8 * 16)
+    monkeypatch.setattr(module, "_LEAST_BYTES", 1 << 20)
+    assert large_products(before) == []
