@@ -11,11 +11,12 @@ from dataclasses import replace
 
 from tvm import ir, sym, tirx
 
-from hybridc.gpu_model.chip import L2_BYTES_PER_CYCLE, bandwidth_us, chip_of
+from hybridc.gpu_model.expressions import variables
 from hybridc.ir.graph import dtype_bits
 from hybridc.machine import Processor
 from hybridc.schedules.cpu.core.attention import AttentionBlocks
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div
+from hybridc.schedules.cuda.attention.few_queries_cost import estimated_us
 from hybridc.schedules.cuda.attention.few_queries_kernel import Plan, Side, few_queries_kernel
 from hybridc.schedules.cuda.attention.read import StoredAttention, read_stored_attention
 from hybridc.schedules.cuda.core.kernel import integer
@@ -33,15 +34,20 @@ _LEAST_LANES = 4
 """Of a group that shares a key: they read two sectors at a time."""
 _QUERY_FLOATS = 64
 """Of queries and sums in the registers of a lane, where a group has enough lanes."""
+_MOST_QUERY_FLOATS = 128
+"""The same where heads of queries are joined: more leave no registers for keys on their way."""
 _LOADED_VECTORS = 8
 """Of keys that a lane reads before it waits for the first."""
 _MOST_KEYS = 4
 """Of a turn of a group."""
-_MOST_WARPS = 16
+_WARPS = (4, 8, 16)
+"""Of a block; one if the sums of so many rows leave no room for more."""
+_PARTS = (1, 2, 4, 8, 16, 32, 64)
 _SHARED_FLOATS = 10 << 10
 """Of the sums that warps exchange."""
-_SECOND_LAUNCH_US = 1.5
-"""Of few threads that read what blocks have, beside the cost of the launch."""
+_NEARLY = 1.02
+"""Times that differ by less are alike. Mostly they are those of memory, which blocks that take fewer cycles
+come closer to."""
 
 
 @schedule_rule(family="matmul")
@@ -49,54 +55,82 @@ def few_query_attention(request: Request) -> Scheduled | None:
     """Accepts `softmax(steps(query @ key)) @ value` of at most seven queries, of any types in memory.
 
     Tiling: some lanes of a warp share a key, of which each has vectors of 128 bits; groups of them share the
-    keys of a head, each with a maximum and sums of its own, which a block adds up at last.
+    keys of a head, each with a maximum and sums of its own, which a block adds up at last. Heads of queries
+    that have the same keys are rows of one; blocks share the keys of a head if a second launch, which adds up
+    what they have, is estimated to pay.
     """
     attention = read_stored_attention(request.function)
     if attention is None or attention.blocks.rows > MOST_ROWS:
         return None
-    plan = _plan(attention, known_gpu(request.gpu))
+    plan = best_plan(attention, known_gpu(request.gpu))
     name = few_query_attention.__name__
     function = attempt(name, lambda: few_queries_kernel(attention, plan))
     return None if function is None else finish_function(function, name, cuda_target(request.target))
 
 
-def _plan(attention: StoredAttention, processor: Processor) -> Plan:
+def best_plan(attention: StoredAttention, processor: Processor) -> Plan:
+    """The plan with the least estimated time."""
+    times = {plan: estimated_us(attention.blocks, plan, processor) for plan in plans(attention)}
+    nearly = _NEARLY * min(us for us, _ in times.values())
+    return min((p for p, (us, _) in times.items() if us <= nearly), key=lambda plan: times[plan][1])
+
+
+def plans(attention: StoredAttention) -> list[Plan]:
+    """All that registers and shared memory have room for."""
     found = attention.blocks
-    _, key, value = attention.operand_dtypes
+    firsts = [_plan_of(attention, shared) for shared in _joined_heads(found)]
+    firsts = [plan for plan in firsts if plan.shared == 1 or _query_floats(found, plan) <= _MOST_QUERY_FLOATS]
+    plans = [
+        replace(plan, warps=warps, parts=parts)
+        for plan in firsts
+        for warps in _warps(plan.shared * found.rows * found.width)
+        for parts in _PARTS
+    ]
+    # each block of a head has keys
+    return [plan for plan in plans if (plan.parts - 1) * plan.stride < found.columns]
+
+
+def _query_floats(found: AttentionBlocks, plan: Plan) -> int:
+    return plan.shared * found.rows * (plan.keys.elements + plan.values.elements)
+
+
+def _warps(sums: int) -> list[int]:
+    """Numbers of warps that can exchange so many sums each."""
+    return [warps for warps in _WARPS if warps * sums <= _SHARED_FLOATS] or [1]
+
+
+def _plan_of(attention: StoredAttention, shared: int) -> Plan:
+    """Who has which part of a key, of one warp."""
+    found, (_, key, value) = attention.blocks, attention.operand_dtypes
     widths = _vector(found, "scores", found.depth, key), _vector(found, "context", found.width, value)
     most = max(ceil_div(e, w) for e, w in zip((found.depth, found.width), widths, strict=True))
-    lanes = _LEAST_LANES
-    while lanes < min(WARP, most) and found.rows * (found.depth + found.width) > _QUERY_FLOATS * lanes:
+    floats, lanes = shared * found.rows * (found.depth + found.width), _LEAST_LANES
+    while lanes < min(WARP, most) and floats > _QUERY_FLOATS * lanes:
         lanes *= 2
     keys = Side("keys", found.depth, widths[0], key, lanes)
     values = Side("values", found.width, widths[1], value, lanes)
     turn = min(_MOST_KEYS, max(1, _LOADED_VECTORS // max(keys.pieces, values.pieces)))
-    plan = Plan(keys, values, turn, 1)
-    while (
-        plan.warps < _MOST_WARPS
-        and plan.stride < found.columns
-        and 2 * plan.warps * found.rows * found.width <= _SHARED_FLOATS
-    ):
-        plan = replace(plan, warps=2 * plan.warps)
-    return _in_parts(found, plan, processor)
+    return Plan(keys, values, turn, 1, shared=shared)
 
 
-def _in_parts(found: AttentionBlocks, plan: Plan, processor: Processor) -> Plan:
-    """The plan whose blocks share a head where few heads would leave most multiprocessors without one, and
-    what a block reads takes longer than another launch."""
-    chip, heads = chip_of(processor), math.prod(found.batch)
-    bits = found.depth * dtype_bits(plan.keys.dtype) + found.width * dtype_bits(plan.values.dtype)
-    head_bytes = found.columns * bits / 8
+def _joined_heads(found: AttentionBlocks) -> list[int]:
+    """How many neighbouring heads of queries can be one, as they have the same keys and values."""
+    heads = found.batch[-1] if found.batch else 1
+    return [n for n in range(1, heads + 1) if heads % n == 0 and (n == 1 or _have_same_keys(found, n))]
 
-    def us(parts: int) -> float:
-        blocks = ceil_div(heads * parts, chip.multiprocessors)
-        read = blocks * head_bytes / parts / (L2_BYTES_PER_CYCLE * chip.clock_ghz * 1e3)
-        more = processor.launch_us + _SECOND_LAUNCH_US if parts > 1 else 0.0
-        return max(read, bandwidth_us(heads * head_bytes, processor)) + more
 
-    turns = ceil_div(found.columns, plan.stride)
-    parts = [n for n in (1, 2, 4, 8, 16, 32) if n <= turns]
-    return replace(plan, parts=min(parts, key=us))
+def _have_same_keys(found: AttentionBlocks, heads: int) -> bool:
+    """Whether so many neighbouring heads of queries read the same keys and values."""
+    first, number, place, key = (tirx.Var(name, "int64") for name in ("first", "number", "place", "key"))
+    known = sym.Analyzer()
+    for variable, size in ((first, math.prod(found.batch) // heads), (number, heads)):
+        known.bind(variable, ir.Range.from_min_extent(integer(0), integer(size)))
+    batch = found.batch_at(first * integer(heads) + number)
+    sides = (
+        found.factor("scores", 1, (*batch, integer(0), key), place),
+        found.factor("context", 1, (*batch, integer(0), place), key),
+    )
+    return not any(number in variables(known.simplify(i)) for side in sides for i in side.indices)
 
 
 def _vector(found: AttentionBlocks, block: str, extent: int, dtype: str) -> int:

@@ -1,6 +1,7 @@
 """The loop nest of attention of few queries.
 
-A block has a head, or a part of its keys; a group of lanes some of the keys of each turn:
+A block has a head of keys, or every so-manieth turn of it, and the queries of all heads that share it, or of
+some of them; a group of lanes has some of the keys of each turn:
 
     the turn behind the last one of which a query sees a key, as a mask says
     for each turn up to that:
@@ -15,9 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 
 from tvm import ir, tirx
 
+from hybridc.schedules.cpu.core.attention import AttentionBlocks
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div
 from hybridc.schedules.cuda.attention.partial_sums import Joined, PartialSums
 from hybridc.schedules.cuda.attention.read import StoredAttention
@@ -81,7 +84,9 @@ class Plan:
     warps: int
     """Of a block."""
     parts: int = 1
-    """Blocks that share a head."""
+    """Blocks that share a head of keys."""
+    shared: int = 1
+    """Heads of queries that a block reads keys and values for."""
 
     @property
     def lanes(self) -> int:
@@ -94,11 +99,37 @@ class Plan:
         return self.warps * WARP // self.lanes * self.turn
 
 
+@dataclass(frozen=True, slots=True)
+class JoinedHeads:
+    """Heads of queries that share a head of keys, as one head of as many more rows."""
+
+    found: AttentionBlocks
+    shared: int
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.found.batch) // self.shared
+
+    @property
+    def rows(self) -> int:
+        """Of each."""
+        return self.found.rows * self.shared
+
+    def batch(self, head: ir.Expr, number: ir.Expr) -> list[ir.Expr]:
+        """Batch indices of the `number`-th head of queries of one."""
+        return self.found.batch_at(head * integer(self.shared) + number)
+
+    def line(self, head: ir.Expr, row: ir.Expr) -> list[ir.Expr]:
+        """Batch and row of a query."""
+        number, own = (op(row, integer(self.found.rows)) for op in (tirx.floordiv, tirx.floormod))
+        return [*self.batch(head, number), own]
+
+
 def few_queries_kernel(attention: StoredAttention, plan: Plan) -> tirx.PrimFunc:
     """The function as one launch, or as two, of which the second adds up what blocks of a head have."""
     builder, found = KernelBuilder(attention.wide.function), attention.blocks
-    heads, staged = math.prod(found.batch), dict[ir.Var, str]()
-    states = heads * plan.parts * found.rows
+    heads, staged = JoinedHeads(found, plan.shared), dict[ir.Var, str]()
+    states = heads.count * plan.parts * heads.rows
     shared = PartialSums.of(builder.workspace, states, found.width) if plan.parts > 1 else None
 
     def of_thread(thread: Threads) -> tirx.Stmt:
@@ -106,7 +137,7 @@ def few_queries_kernel(attention: StoredAttention, plan: Plan) -> tirx.PrimFunc:
         staged.update({block.loaded_keys: plan.keys.dtype, block.loaded_values: plan.values.dtype})
         return block.body()
 
-    launches = [launch(heads * plan.parts, plan.warps * WARP, of_thread)]
+    launches = [launch(heads.count * plan.parts, plan.warps * WARP, of_thread)]
     if shared is not None:
         launches.append(_second_launch(attention, plan, builder, shared))
     return attention.stored(builder.function(launches), staged)
@@ -117,22 +148,21 @@ def _second_launch(
 ) -> tirx.Stmt:
     """A thread for each result."""
     found, joined, exponents = attention.blocks, Joined.of(builder), Weights.of(attention.blocks)
-    count = math.prod(found.batch) * found.rows * found.width
+    heads = JoinedHeads(found, plan.shared)
+    count = heads.count * heads.rows * found.width
 
     def of_thread(thread: Threads) -> tirx.Stmt:
         number = thread.block * integer(BLOCK_THREADS) + thread.x
         line, column = (op(number, integer(found.width)) for op in (tirx.floordiv, tirx.floormod))
-        head, row = (op(line, integer(found.rows)) for op in (tirx.floordiv, tirx.floormod))
+        head, row = (op(line, integer(heads.rows)) for op in (tirx.floordiv, tirx.floormod))
 
         def state(part: ir.Expr) -> ir.Expr:
-            return (head * integer(plan.parts) + part) * integer(found.rows) + row
+            return (head * integer(plan.parts) + part) * integer(heads.rows) + row
 
         zero = integer(0)
         quotient = found.quotient(joined.result[zero], joined.total[zero])
-        stored = found.store((*found.batch_at(head), row, column), quotient)
-        added_up = joined.added_up(parts, exponents, plan.parts, state, column)
-        unseen = joined.weighed_unseen(found, exponents, (*found.batch_at(head), row), column)
-        body = sequence([*added_up, *unseen, stored])
+        stored = found.store((*heads.line(head, row), column), quotient)
+        body = sequence([*joined.added_up(parts, exponents, plan.parts, state, column), stored])
         return when(number < integer(count), body, always=count % BLOCK_THREADS == 0)
 
     return launch(ceil_div(count, BLOCK_THREADS), BLOCK_THREADS, of_thread)
@@ -154,8 +184,13 @@ class _Block:
         self.shared, self.block = shared, thread.block
         """Where it leaves its sums if blocks share a head."""
         self.exponents = Weights.of(self.found)
-        self.batch = self.found.batch_at(tirx.floordiv(thread.block, integer(plan.parts)))
-        self.rows, self.turn = self.found.rows, plan.turn
+        self.head, self.part = (
+            op(thread.block, integer(plan.parts)) for op in (tirx.floordiv, tirx.floormod)
+        )
+        self.heads = JoinedHeads(self.found, plan.shared)
+        self.batch = self.heads.batch(self.head, integer(0))
+        """Of its keys."""
+        self.rows, self.turn = self.heads.rows, plan.turn
         self.turns = ceil_div(self.found.columns, plan.stride * plan.parts)
         """Of each block."""
         self.is_whole = self.found.columns == self.turns * plan.stride * plan.parts
@@ -177,7 +212,6 @@ class _Block:
 
     def body(self) -> tirx.Stmt:
         plan, zero = self.plan, tirx.FloatImm("float32", 0.0)
-        start_turn = tirx.floormod(self.block, integer(plan.parts)) * integer(self.turns)
         end = self.builder.registers((1,), "int32", "end")
 
         def start(row: ir.Expr) -> tirx.Stmt:
@@ -186,9 +220,7 @@ class _Block:
             )
 
         def turn(number: ir.Expr) -> tirx.Stmt:
-            first = (start_turn + number) * integer(plan.stride) + self.warp * integer(
-                self.groups * self.turn
-            )
+            first = self._first(number) + self.warp * integer(self.groups * self.turn)
             body = sequence(
                 [
                     unrolled(self.turn, lambda u: self._load(plan.keys, self.loaded_keys, first, u)),
@@ -204,36 +236,74 @@ class _Block:
                 self._load_queries(),
                 unrolled(self.rows, start),
                 unrolled(int(self.sums.shape[0]), lambda i: tirx.BufferStore(self.sums, zero, [i])),
-                *([] if self.mask is None else self._find_end(self.mask, start_turn, end)),
+                *([] if self.mask is None else self._find_end(self.mask, end)),
                 loop(self.turns, turn),
                 *self._joined(),
                 *self._results(),
             ]
         )
 
-    def _find_end(self, mask: ir.TensorLoad, start_turn: ir.Expr, end: ir.Var) -> list[tirx.Stmt]:
-        """Write the turn behind the last one of which some query sees a key: as many threads look as there
-        are, at a key each."""
+    def _first(self, turn: ir.Expr) -> ir.Expr:
+        """The first key of a turn of the block. Blocks that share a head take turns, so that each has as many
+        of the keys that are seen, however few these are."""
+        return (turn * integer(self.plan.parts) + self.part) * integer(self.plan.stride)
+
+    def _find_end(self, mask: ir.TensorLoad, end: ir.Var) -> list[tirx.Stmt]:
+        """Write the turn behind the last one of which some query sees a key; that behind all turns if a query
+        sees no key at all, as then all keys may have the same weight. All threads look, at a key each."""
         stride, threads, at = self.plan.stride, self.plan.warps * WARP, [integer(0)]
-        *_, rows = self.found.lines(mask)
-        keys = self.turns * stride
+        columns, keys = self.found.columns, self.turns * stride
+        *_, heads, rows = (1, *self.found.lines(mask))
+        numbers = range(self.plan.shared if heads > 1 else 1)
+        lines = [(*self.heads.batch(self.head, integer(n)), integer(m)) for n in numbers for m in range(rows)]
+        seen, now = (self.builder.registers((1,), "int32", name) for name in ("seen", "now"))
+        """A bit for each line of the mask that sees some key."""
+        of_lines, of_now, of_end = (tirx.BufferLoad(buffer, at) for buffer in (seen, now, end))
+        all_seen, none = tirx.const((1 << len(lines)) - 1, "int32"), tirx.const(0, "int32")
 
-        def look(number: ir.Expr) -> tirx.Stmt:
+        def bit(number: int, key: ir.Expr) -> ir.Expr:
+            hides = self.found.hides(mask, (*lines[number], key))
+            return tirx.Select(hides, none, tirx.const(1 << number, "int32"))
+
+        def look(key: ir.Expr) -> list[tirx.Stmt]:
+            noted = (bit(number, key) for number in range(len(lines)))
+            return [
+                tirx.BufferStore(now, reduce(lambda a, b: a | b, noted), at),
+                tirx.BufferStore(seen, of_lines | of_now, at),
+            ]
+
+        def look_at_own(number: ir.Expr) -> tirx.Stmt:
             offset = number * integer(threads) + self.thread
-            key = start_turn * integer(stride) + offset
-            turn = tirx.floordiv(offset, integer(stride)).astype("int32") + tirx.const(1, "int32")
+            turn, inner = (op(offset, integer(stride)) for op in (tirx.floordiv, tirx.floormod))
+            key = self._first(turn) + inner
+            behind = tirx.Select(of_now > none, turn.astype("int32") + tirx.const(1, "int32"), none)
+            found = [*look(self._existing(key)), tirx.BufferStore(end, tirx.max(of_end, behind), at)]
+            exists = tirx.all(offset < integer(keys), key < integer(columns))
+            return when(exists, sequence(found), always=self.is_whole and keys % threads == 0)
 
-            def row(m: ir.Expr) -> tirx.Stmt:
-                is_hidden = self.found.hides(mask, (*self.batch, m, self._existing(key)))
-                latest = tirx.max(tirx.BufferLoad(end, at), turn)
-                return tirx.BufferStore(end, tirx.Select(is_hidden, tirx.BufferLoad(end, at), latest), at)
+        def look_at_any(number: ir.Expr) -> tirx.Stmt:
+            key = number * integer(threads) + self.thread
+            body = sequence(look(tirx.min(key, integer(columns - 1))))
+            return when(key < integer(columns), body, always=columns % threads == 0)
 
-            exists = tirx.all(offset < integer(keys), key < integer(self.found.columns))
-            return when(exists, unrolled(rows, row), always=self.is_whole and keys % threads == 0)
+        def combined(place: ir.Var, combine: Callable[[ir.Expr, ir.Expr], ir.Expr]) -> list[tirx.Stmt]:
+            return combined_by_block(self.builder, place, combine, self.threads, threads)
 
-        looked = loop(ceil_div(keys, threads), look)
-        found = combined_by_block(self.builder, end, tirx.max, self.threads, threads)
-        return [tirx.BufferStore(end, tirx.const(0, "int32"), at), looked, *found]
+        looked = loop(ceil_div(keys, threads), look_at_own)
+        with_seen = combined(seen, lambda a, b: a | b)
+        if self.plan.parts > 1:
+            # mostly each query sees one of the first keys, and nobody has to look at those of other blocks
+            others = loop(ceil_div(columns, threads), look_at_any)
+            rest = tirx.IfThenElse(of_lines < all_seen, others, None)
+            with_seen = [look_at_any(integer(0)), *with_seen, rest, *combined(seen, lambda a, b: a | b)]
+        turns = tirx.const(self.turns, "int32")
+        return [
+            *(tirx.BufferStore(buffer, none, at) for buffer in (end, seen)),
+            looked,
+            *combined(end, tirx.max),
+            *with_seen,
+            tirx.BufferStore(end, tirx.Select(of_lines < all_seen, turns, of_end), at),
+        ]
 
     def _key(self, first: ir.Expr, u: ir.Expr) -> ir.Expr:
         """The group's `u`-th key of a turn; neighbouring groups have neighbouring keys."""
@@ -246,7 +316,7 @@ class _Block:
         side = self.plan.keys
 
         def element(row: ir.Expr, at: ir.Expr) -> ir.Expr:
-            return self.found.factor("scores", 0, (*self.batch, row, integer(0)), at)
+            return self.found.factor("scores", 0, (*self.heads.line(self.head, row), integer(0)), at)
 
         return unrolled(
             self.rows,
@@ -319,7 +389,7 @@ class _Block:
             existing, score = self._existing(key), tirx.BufferLoad(self.scores, at)
             value = score
             if not self.exponents.is_scaled_only:
-                value = self.found.logit((*self.batch, row, existing), score)
+                value = self.found.logit((*self.heads.line(self.head, row), existing), score)
             if existing is not key:
                 none = tirx.FloatImm("float32", float("-inf"))
                 value = tirx.Select(key < integer(self.found.columns), value, none)
@@ -401,8 +471,8 @@ class _Block:
 
     def _results(self) -> list[tirx.Stmt]:
         """Add up what the warps have in shared memory, a thread for each result."""
-        plan, found, values, rows = self.plan, self.found, self.plan.values, self.rows
-        width, threads = found.width, plan.warps * WARP
+        plan, values, rows = self.plan, self.plan.values, self.rows
+        width, threads = self.found.width, plan.warps * WARP
         parts, joined = PartialSums.of(self.builder.shared, plan.warps * rows, width), Joined.of(self.builder)
 
         def note(row: ir.Expr) -> tirx.Stmt:
@@ -428,8 +498,6 @@ class _Block:
                 return warp * integer(rows) + row
 
             added_up = joined.added_up(parts, self.exponents, plan.warps, state, column)
-            if self.shared is None:
-                added_up += joined.weighed_unseen(found, self.exponents, (*self.batch, row), column)
             body = sequence([*added_up, *self._stored(row, column, joined)])
             return when(number < integer(rows * width), body, always=rows * width % threads == 0)
 
@@ -443,6 +511,7 @@ class _Block:
         """Write a result, or what the block has of it."""
         peak, total, result = (b[integer(0)] for b in (joined.peak, joined.total, joined.result))
         if self.shared is None:
-            return [self.found.store((*self.batch, row, column), self.found.quotient(result, total))]
+            line = self.heads.line(self.head, row)
+            return [self.found.store((*line, column), self.found.quotient(result, total))]
         state = self.block * integer(self.rows) + row
         return [*self.shared.noted(state, peak, total), self.shared.stored(state, column, result)]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.core.attention import HIDES, AttentionBlocks
 from hybridc.schedules.cuda.attention.weights import LOWEST, Weights
-from hybridc.schedules.cuda.core.kernel import KernelBuilder, integer, loop, sequence, when
+from hybridc.schedules.cuda.core.kernel import KernelBuilder, integer, loop, sequence
 
 _ZERO = tirx.FloatImm("float32", 0.0)
 
@@ -90,41 +89,3 @@ class Joined:
             loop(count, largest),
             loop(count, add),
         ]
-
-    def weighed_unseen(
-        self, found: AttentionBlocks, exponents: Weights, line: Sequence[ir.Expr], column: ir.Expr
-    ) -> list[tirx.Stmt]:
-        """Weigh all keys of a row that sees none, of which some were left out: by what its mask adds alone,
-        beside which scores have no digits left. `line` is batch and row. Nothing without such a mask."""
-        mask = found.hiding_mask
-        if mask is None:
-            return []
-        at, (*batch, _) = [integer(0)], line
-        peak, total, result, by = (
-            tirx.BufferLoad(b, at) for b in (self.peak, self.total, self.result, self.by)
-        )
-
-        def score(key: ir.Expr) -> ir.Expr:
-            return found.logit((*line, key), _ZERO)
-
-        def largest(key: ir.Expr) -> tirx.Stmt:
-            return tirx.BufferStore(self.peak, tirx.max(peak, score(key)), at)
-
-        def add(key: ir.Expr) -> tirx.Stmt:
-            value = found.factor("context", 1, (*batch, integer(0), column), key)
-            return sequence(
-                [
-                    tirx.BufferStore(self.by, exponents.weight(score(key), peak), at),
-                    tirx.BufferStore(self.total, total + by, at),
-                    tirx.BufferStore(self.result, result + by * value, at),
-                ]
-            )
-
-        weighed = [
-            tirx.BufferStore(self.peak, LOWEST, at),
-            tirx.BufferStore(self.total, _ZERO, at),
-            tirx.BufferStore(self.result, _ZERO, at),
-            loop(found.columns, largest),
-            loop(found.columns, add),
-        ]
-        return [when(peak <= tirx.FloatImm("float32", HIDES), sequence(weighed))]

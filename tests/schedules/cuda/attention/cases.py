@@ -14,7 +14,7 @@ from tests.schedules.cuda.harness import Case
 
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 MASKS = ("none", "keys", "causal", "late", "lowest", "cache", "unseen")
-"""And "rows", which hides all keys of some rows."""
+"""And "rows", which hides all keys of some rows, and "heads", whose heads see different keys or none."""
 
 
 def drawn(
@@ -42,7 +42,7 @@ def drawn(
 
     scores, scaled = (tensor(name, batch, heads, rows, columns) for name in ("scores", "scaled"))
     steps = [relax.op.divide(scores, relax.const(8.0, "float32"))]
-    hidden = _mask(generator, mask, batch, rows, columns)
+    hidden = _mask(generator, mask, batch, rows, columns, heads)
     if mask != "none":
         steps.append(relax.op.add(scaled, tensor("mask", *hidden.shape)))
     axes = (0, 3, 1, 2) if turned else (0, 1, 2, 3)
@@ -130,8 +130,11 @@ def _numpy(dtype: str) -> np.dtype:
     return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
-def _mask(generator: np.random.Generator, kind: str, batch: int, rows: int, columns: int) -> np.ndarray:
+def _mask(
+    generator: np.random.Generator, kind: str, batch: int, rows: int, columns: int, heads: int
+) -> np.ndarray:
     seen = np.where(np.arange(columns) < columns // 3 + np.arange(rows)[:, None], 0, np.finfo(np.float32).min)
+    of_head = np.arange(columns) < np.arange(heads)[:, None] * columns // heads
     hidden = {
         "none": np.zeros((1, 1, 1, 1)),
         "keys": np.where(generator.random((batch, 1, 1, columns)) < 0.3, -np.inf, 0),
@@ -143,6 +146,7 @@ def _mask(generator: np.random.Generator, kind: str, batch: int, rows: int, colu
         # what a cache has room for behind what it holds; of which the first row sees nothing at all
         "cache": seen.reshape(1, 1, rows, columns),
         "unseen": np.where(np.arange(rows)[:, None] > 0, seen, np.finfo(np.float32).min)[None, None],
+        "heads": np.where(of_head, 0, np.finfo(np.float32).min).reshape(1, heads, 1, columns),
         # all keys of some rows, whose results are zero
         "rows": np.where(np.arange(rows) % 2, -np.inf, 0).reshape(1, 1, rows, 1),
     }[kind]
