@@ -179,6 +179,7 @@ class Fakes:
             all_gpu_peak_bytes=ALL_GPU_PEAK_BYTES,
             smallest_budget_bytes=SMALLEST_BUDGET_BYTES,
             smallest_bytes_bound=MIB,
+            whole=None,
             machine=replace(options.machine, measured_us=_measured_us(options)),
             pins=({},) * len(_plans(options)),
             planning=None,
