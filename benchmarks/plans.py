@@ -41,7 +41,7 @@ from typing import Any
 import onnx
 from common import RESULTS, write_result
 from cpu import SUITE as CPU_SUITE
-from drawn_plans.judge import Judgement, cpu_seconds, is_as_wanted, judge, summary
+from drawn_plans.judge import Judgement, cpu_seconds, gap, is_as_wanted, judge, summary
 from drawn_plans.points import NETWORKS, drawn_shares
 
 from hybridc import models
@@ -253,7 +253,7 @@ def row(
         "kernels_too_large": sum(size > plan.budget_bytes for size in sizes),
         "time_us": plan.makespan_us,
         "bound_us": tight.time_bound_us,
-        "gap": plan.makespan_us / tight.time_bound_us - 1,
+        "gap": gap(plan.makespan_us, tight.time_bound_us),
         "baselines_us": {name: us if math.isfinite(us) else None for name, us in baselines.items()},
         "best_baseline_us": min(baselines.values()),
         "bound_seconds": bound_s,

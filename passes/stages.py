@@ -55,6 +55,7 @@ from hybridc.passes.planner.search.partition import (
     MOST_GRID_KERNELS,
     all_gpu_peak_bytes,
     first_plans,
+    needs_no_gpu,
     smallest_budget_bytes,
 )
 from hybridc.passes.planner.side_by_side import cut_by_bandwidth, cut_worth_making, second_kernels
@@ -276,6 +277,8 @@ def tile_network(c: GraphedNetwork, progress: Progress, *, to_graph: ToGraph) ->
     _first_plans(c.job, whole, c.machine, budgets)
     limits = sorted(peak_bytes >> level for level in range(1, TILING_LEVELS + 1))
     few = c.job.tile_limits
+    if _is_best_on_cpu(c, whole):
+        limits, few = [], None
     c, found = _tilings(c, whole, limits if few is None else few, largest_bytes, to_graph, progress)
     if few is not None and not _some_fits((whole, *found), c.machine, min(budgets)):
         c, found = _tilings(c, whole, limits, largest_bytes, to_graph, progress)
@@ -338,6 +341,14 @@ def _cut_of_sizes(c: GraphedNetwork, weight_bytes: Mapping[str, int]) -> ColumnC
     if not c.graph.caches or max(budget_bytes(c.job, peak_bytes)) >= peak_bytes:
         return None
     return cut_by_bandwidth(weight_bytes, c.machine)
+
+
+def _is_best_on_cpu(c: GraphedNetwork, whole: Tiling) -> bool:
+    """Whether the whole network needs no GPU, and so no tiles. The answer is the same for every budget: more
+    memory does not take away a tiling that a smaller budget has."""
+    if whole.graph.caches or c.job.options.robust:
+        return False  # caches may change their place, and machines around the profile have other times
+    return needs_no_gpu(whole.context(c.machine, Effort(), c.job.host_arena_bytes))
 
 
 def _some_fits(ways: Sequence[Tiling], machine: Machine, budget_bytes: int) -> bool:

@@ -10,6 +10,7 @@ from hybridc.errors import PlanError
 from hybridc.ir import Arena, Buffer, Device, Graph, Plan, Step
 from hybridc.ir.plan import align
 from hybridc.machine import Machine
+from hybridc.passes.planner.bounds.bound import ROUNDING
 from hybridc.passes.planner.bounds.exact import LARGEST_KERNEL_COUNT
 from hybridc.passes.planner.choose_tilings import Tiling
 from hybridc.passes.planner.emit.materialize import PlacedPlan
@@ -161,10 +162,10 @@ def _fastest(
             return False
         bound_us = bounds.time_us(number, b)
         if best[b] is not known.get(b):
-            return best[b].rank < (False, bound_us)
+            return best[b].rank < (False, bound_us * (1 + ROUNDING))
         if tilings[number] is best[b].tiling:
             bound_us = max(bound_us, best[b].placed.bound_us)  # the exact solver may have proven more
-        return best[b].rank <= (False, bound_us, -tilings[number].limit_bytes)
+        return best[b].rank <= (False, bound_us * (1 + ROUNDING), -tilings[number].limit_bytes)
 
     for number in sorted(range(len(tilings)), key=lambda n: (-tilings[n].last_bytes, tilings[n].limit_bytes)):
         tiling, context = tilings[number], contexts[number]

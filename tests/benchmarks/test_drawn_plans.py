@@ -23,7 +23,7 @@ def drawn_plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     from drawn_plans import judge
 
     yield judge
-    for name in [name for name in sys.modules if name.split(".")[0] == "drawn_plans"]:
+    for name in [name for name in sys.modules if name.split(".")[0] in ("common", "drawn_plans", "pages")]:
         del sys.modules[name]
 
 
@@ -74,6 +74,20 @@ def test_each_limit_is_held(drawn_plans: Any, judgement: Any) -> None:
         assert not drawn_plans.is_as_wanted([*[good] * 20, replace(good, **wrong)])
     assert not drawn_plans.is_as_wanted([replace(good, time_us=1.1, later_time_us=1.1)] * 20)
     assert "21 plans" in drawn_plans.summary([good] * 21)[-1]
+
+
+@pytest.mark.parametrize("later", [None, 0.05])
+def test_the_table_has_a_column_of_more_effort_where_it_was_tried(
+    drawn_plans: Any, judgement: Any, later: float | None
+) -> None:
+    from pages.drawn_plans import _tables
+
+    later_us = None if later is None else judgement.time_us
+    row = {"model": "chain", "seed": 7, "effort": 0.02, "later_effort": later}
+    row |= replace(judgement, later_time_us=later_us).row()
+    text, table = _tables("2026-01-01", [row, row | {"seed": 8}])
+    assert ("more effort" in text) == ("more effort" in table) == (later is not None)
+    assert [line.count("|") for line in table.splitlines()] == [10 if later is None else 12] * 4
 
 
 def test_more_draws_begin_with_the_same_shares(drawn_plans: Any) -> None:

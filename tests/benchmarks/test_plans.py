@@ -10,11 +10,16 @@ from typing import Any
 
 import pytest
 
+from hybridc.ir import Device
 from hybridc.ir.graph import FAMILIES
+from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.machine import load_machine
 from hybridc.machines.typical import with_typical_shares
+from hybridc.passes.planner.choose_tilings import Tiling
+from hybridc.passes.planner.make_plans import make_plan
 from hybridc.passes.planner.model.contention import contention_of
-from tests.support.graphs import chain
+from hybridc.passes.planner.model.context import Effort
+from tests.support.graphs import GraphBuilder, chain, machine
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -58,6 +63,20 @@ def test_only_plans_of_both_kinds_are_compared(benchmark: Any) -> None:
     assert (benchmark.page.speed(estimated, 0.5), benchmark.page.speed(peaks, 0.5)) == (2.0, 4.0)
     _, table = benchmark.page.plan_tables({"date": "2026-01-01", "rows": rows})
     assert [line.count("|") for line in table.splitlines()] == [7] * 4
+
+
+@pytest.mark.parametrize("weight", [0, 2000])
+def test_without_effort_for_bounds_a_row_has_those_of_the_plan(benchmark: Any, weight: int) -> None:
+    """A network whose kernels and copies take no time has a bound of 0."""
+    nominal = machine(launch_us=0)
+    build = GraphBuilder(bytes_each=ALIGNMENT_BYTES if weight else 0)
+    value = build.kernel((build.input("x", 4), build.weight("w", weight)), {"y": 4}, flops=10**6 * weight)
+    tiling = Tiling(build.graph(value))
+    plan = make_plan(tiling.graph, nominal, 10**6, (Device.GPU, Device.CPU), effort=Effort(0.01))
+    found = benchmark.plans.row(tiling, plan, tiling.graph, nominal, 0.5, 0)
+    assert found["bound_us"] == plan.time_bound_us <= plan.makespan_us * (1 + 1e-9)
+    assert (found["bound_us"] > 0) == (weight > 0)
+    assert found["gap"] == pytest.approx(plan.makespan_us / plan.time_bound_us - 1 if weight else 0)
 
 
 def test_at_peaks_nothing_is_estimated_and_nothing_shared(benchmark: Any) -> None:

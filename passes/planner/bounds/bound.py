@@ -21,6 +21,11 @@ _MOST_SIMPLEX_KERNELS = 1000
 """Kernels up to which the simplex method solves it; above, interior points do."""
 
 
+# Sums of the same times in another order differ by some 1e-13.
+ROUNDING = 1e-9
+"""A share of a time by which it may seem to exceed its bound."""
+
+
 @dataclass(frozen=True, slots=True)
 class Relaxation:
     """A bound on time, and the fractional plan that reaches it: what to try first in a search."""
@@ -98,6 +103,11 @@ def _time_bound(
         return Relaxation(bound_us, (), ())
     on_gpu, keep = found.values[model.on_gpu], found.values[model.keep]
     return Relaxation(bound_us, tuple(on_gpu.tolist()), tuple(keep.tolist()))
+
+
+def meets(us: float, bound_us: float) -> bool:
+    """Whether nothing can be faster than a time in us for which there is a bound, but for rounding."""
+    return us <= bound_us * (1 + ROUNDING)
 
 
 def can_be_planned(problem: Problem) -> bool:

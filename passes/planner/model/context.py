@@ -76,6 +76,11 @@ class Effort:
         return int(min(share / kernels, _EVALUATIONS_PER_KERNEL * kernels))
 
     @property
+    def moved_kernels(self) -> float:
+        """Simulated kernels that a round of single moves may take: seldom is so much of use."""
+        return self.seconds * _SIMULATED_KERNELS_PER_SECOND
+
+    @property
     def budget_step(self) -> float:
         """Ratio of the budgets that plans are searched for, at most: less of a budget is left unused."""
         return 1 + min(max(_STEP_SECONDS / self.seconds, _SMALLEST_STEP), _LARGEST_STEP)

@@ -18,7 +18,13 @@ from math import inf, isqrt
 from typing import NamedTuple
 
 from hybridc.ir import Copy
-from hybridc.passes.planner.bounds.bound import resident_bytes_bound, simple_time_bound_us, time_bound
+from hybridc.passes.planner.bounds.bound import (
+    ROUNDING,
+    meets,
+    resident_bytes_bound,
+    simple_time_bound_us,
+    time_bound,
+)
 from hybridc.passes.planner.emit.materialize import (
     PlacedPlan,
     materialize,
@@ -198,7 +204,7 @@ class _Grid:
     def bound_us(self, budget_bytes: int, known_us: float) -> float:
         """What no plan for a budget is faster than; `known_us` is the time of one."""
         simple_us = simple_time_bound_us(self.context.problem)
-        if known_us <= simple_us:
+        if meets(known_us, simple_us):
             return simple_us  # a linear programme could not prove more
         if budget_bytes not in self._bounds_us:
             problem = replace(self.context.problem, budget_bytes=budget_bytes)
@@ -234,6 +240,12 @@ class _Grid:
     def _fits_host(self, placed: PlacedPlan) -> bool:
         return placed.fits_host(self.context.host_bytes)
 
+    def _is_best_of_all(self, placed: PlacedPlan) -> bool:
+        """Whether no memory could make a plan faster."""
+        return self._fits_host(placed) and meets(
+            placed.makespan_us, simple_time_bound_us(self.context.problem)
+        )
+
     def _is_flat(self, below: PlacedPlan, above: PlacedPlan) -> bool:
         fits = self._fits_host(below) or not self._fits_host(above)
         return fits and below.makespan_us <= above.makespan_us * _FLAT
@@ -246,11 +258,11 @@ class _Grid:
 
         Any that fits, if none takes less than `known_us`.
         """
-        if position == 0:
+        if position == 0 or self._is_best_of_all(self.smallest):
             return self.smallest
         found = self._beside_below(position)
         enough_us = min(found.makespan_us, known_us) if self._fits_host(found) else inf
-        if self.bound_us(self.anchors[position - 1], enough_us) < enough_us:
+        if not meets(enough_us, self.bound_us(self.anchors[position - 1], enough_us)):
             below = self._anchored(position - 1, enough_us)
             if self._rank(below) < self._rank(found):
                 found = self._settled(position, below)
@@ -260,7 +272,7 @@ class _Grid:
         """What is found for an anchor, or what moves make of that of the one below if it is hardly slower."""
         found = self._at_anchor(position)
         worth_us = found.makespan_us * _WORTH_MOVING
-        if position > 1 and self.bound_us(self.anchors[position - 1], worth_us) < worth_us:
+        if position > 1 and not meets(worth_us, self.bound_us(self.anchors[position - 1], worth_us)):
             below = self._at_anchor(position - 1)
             if below.makespan_us < worth_us:
                 found = min(found, self._settled(position, below), key=self._rank)
@@ -345,7 +357,7 @@ def _polished_at(point: _PointSearch) -> PlacedPlan:
     """A plan that single moves lead to from `below`, or that; none is sought that takes less than `above`."""
     point.context.watch.check()
     bound_us = simple_time_bound_us(point.context.problem)
-    enough_us = bound_us if point.above is None else point.above.makespan_us
+    enough_us = bound_us * (1 + ROUNDING) if point.above is None else point.above.makespan_us
     return placed_moves(point.context, point.problem, point.below, point.evaluations, enough_us)
 
 

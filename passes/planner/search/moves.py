@@ -24,8 +24,8 @@ _TRYING = 60
 _WORTH_ADAPTING, _MOST_ADAPTING = 6, 12
 """So many kernels, those that look best, are moved with all simulations: more in a small graph."""
 # A device's move costs two dozen milliseconds in a graph of 600 kernels, of which each point would try all.
-_ROUND_KERNELS = 12e6
-"""Simulated kernels that a round of moves may take: more than all moves of 160 kernels do."""
+ROUND_KERNELS = 12e6
+"""Simulated kernels that a round of moves may take at most: more than all moves of 160 kernels do."""
 _SEEDS = range(1, 5)
 """Ways to give up something else that are tried before a change is said not to fit."""
 
@@ -137,15 +137,18 @@ class Neighbourhood:
         return Decisions(tuple(on_cpu), tuple(keep))
 
 
-def outcomes(core: Core, decisions: Decisions, *, thoroughly: bool = True) -> list[Outcome]:
+def outcomes(
+    core: Core, decisions: Decisions, *, thoroughly: bool = True, most_kernels: float = ROUND_KERNELS
+) -> list[Outcome]:
     """What comes of each move by itself, the fastest first.
 
-    As fast as the simulation has it. Of a large graph those moves are tried that can change most. The rest of
-    the plan is fitted to kernels on another device by a few simulations, `thoroughly` with all of them to
-    some kernels. Requires: the decisions are feasible. Deterministic.
+    As fast as the simulation has it. Of a graph for whose moves `most_kernels` simulated kernels are too few
+    those are tried that can change most. The rest of the plan is fitted to kernels on another device by a
+    few simulations, `thoroughly` with all of them to some kernels. Requires: the decisions are feasible.
+    Deterministic.
     """
     # a third for each of three: kernels, copies, and to fit the plan to the best of the kernels
-    simulations = int(_ROUND_KERNELS / max(1, core.problem.kernel_count) / 3)
+    simulations = int(most_kernels / max(1, core.problem.kernel_count) / 3)
     adapting = min(ADAPTING, simulations // _WORTH_ADAPTING)
     near = Neighbourhood(core, decisions)
     found: list[Outcome] = []

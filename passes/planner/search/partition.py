@@ -10,7 +10,7 @@ from dataclasses import replace
 from hybridc.errors import PlanError
 from hybridc.ir import Device, Graph
 from hybridc.machine import Machine
-from hybridc.passes.planner.bounds.bound import bytes_bound, simple_time_bound_us, time_bound
+from hybridc.passes.planner.bounds.bound import ROUNDING, bytes_bound, meets, simple_time_bound_us, time_bound
 from hybridc.passes.planner.bounds.exact import LARGEST_KERNEL_COUNT
 from hybridc.passes.planner.emit.insert_copies import insert_copies
 from hybridc.passes.planner.emit.materialize import SHORT, PlacedPlan, materialize, repacked
@@ -25,11 +25,12 @@ from hybridc.passes.planner.model.pins import NO_PINS, Pins, describe_kernel
 from hybridc.passes.planner.model.problem import UNLIMITED_BYTES, Problem, problem_of
 from hybridc.passes.planner.model.rematerialize import with_repeats
 from hybridc.passes.planner.model.simulate import simulate
-from hybridc.passes.planner.model.structure import runs_again, smallest_working_set_bytes
+from hybridc.passes.planner.model.structure import all_bytes, runs_again, smallest_working_set_bytes
 from hybridc.passes.planner.search.budget_grid import Wish, plan_all_budgets
 from hybridc.passes.planner.search.policies import (
     all_cpu,
     greedy_fills,
+    layer_split,
     light_fills,
     side_by_side_fills,
     streaming_fills,
@@ -114,6 +115,25 @@ def first_plans(context: PlanningContext, budgets: Sequence[int]) -> tuple[Place
     if smallest.gpu_bytes > min(budgets):
         raise _over_budget(context, smallest.gpu_bytes, min(budgets))
     return _one_by_one(replace(context, effort=Effort(_FIRST_SECONDS)), budgets, smallest)
+
+
+def needs_no_gpu(context: PlanningContext) -> bool:
+    """Whether no plan in the context's order is faster than the CPU alone, however much memory the GPU has.
+
+    Of graphs of more than `MOST_GRID_KERNELS` kernels nobody asks.
+    """
+    if len(context.graph.kernels) > MOST_GRID_KERNELS:
+        return False
+    smallest = _smallest(context)
+    if smallest.gpu_bytes or not smallest.fits_host(context.host_bytes):
+        return False
+    ample = _problem(context, all_bytes(context.problem))
+    core = Core(ample)
+    if core.makespan_us(layer_split(ample, core.makespan_us)) * (1 + ROUNDING) < smallest.makespan_us:
+        return False  # spares the linear programme, which a large graph makes long
+    return meets(
+        smallest.makespan_us, time_bound(ample, again=runs_again(with_repeats(ample)), shared=True).bound_us
+    )
 
 
 def choose_order(context: PlanningContext, budgets: Sequence[int]) -> tuple[int, ...] | None:

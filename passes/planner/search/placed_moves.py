@@ -15,7 +15,7 @@ from hybridc.passes.planner.model.context import PlanningContext
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem
-from hybridc.passes.planner.search.moves import outcomes
+from hybridc.passes.planner.search.moves import ROUND_KERNELS, outcomes
 
 # Less memory than this the moves themselves would use otherwise.
 _SHARES = (1.0, 0.97, 0.94, 0.9)
@@ -40,13 +40,14 @@ def placed_moves(
 ) -> PlacedPlan:
     """The plan that moves lead to, each of which makes the placed plan faster, or `known`.
 
-    Those are placed that the simulation thinks best, one at least, and as many as the effort allows, which is
-    given in simulations; a plan that takes at most `enough_us` needs none. Requires: `known` has the budget
-    of the problem, and decisions about it. Ensures: what is found fits the problem's budget and the host.
-    Deterministic.
+    Those are placed that the simulation thinks best, one at least, and as many as `evaluations` simulations
+    allow; how many moves a round looks at follows from the context's effort. A plan that takes at most
+    `enough_us` needs none. Requires: `known` has the budget of the problem, and decisions about it. Ensures:
+    what is found fits the problem's budget and the host. Deterministic.
     """
     core, best = Core(problem), known
     placements = min(1 + evaluations // _SIMULATIONS_OF_PLACING, _MOST_PLACED)
+    most_kernels = min(context.effort.moved_kernels, ROUND_KERNELS)
     thoroughly, left = False, _MOST_TIMES * placements
     for _ in range(_ROUNDS):
         start = core.repaired(best.decisions)
@@ -54,7 +55,7 @@ def placed_moves(
             break
         before_us, start_us = best.makespan_us, core.makespan_us(start)
         limit_us = start_us * _HARDLY_SLOWER if thoroughly else start_us
-        found = outcomes(core, start, thoroughly=thoroughly)
+        found = outcomes(core, start, thoroughly=thoroughly, most_kernels=most_kernels)
         # what changes nothing in the simulation changes nothing that counts
         worth = [o for o in found if o.makespan_us < limit_us and o.makespan_us != start_us]
         for outcome in worth[: min(placements, left)]:

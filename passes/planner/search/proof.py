@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hybridc.passes.planner.bounds.bound import simple_time_bound_us, time_bound
+from hybridc.passes.planner.bounds.bound import meets, simple_time_bound_us, time_bound
 from hybridc.passes.planner.bounds.exact import LARGEST_KERNEL_COUNT, ExactSolution, solve_exactly
 from hybridc.passes.planner.emit.materialize import PlacedPlan, materialize, repacked
 from hybridc.passes.planner.model.context import PlanningContext
@@ -31,7 +31,7 @@ def proven(context: PlanningContext, placed: PlacedPlan, budget_bytes: int) -> P
     # more memory than all tensors have only makes the solver's numbers larger
     problem = replace(once, budget_bytes=min(budget_bytes, all_bytes(once)))
     least_us = simple_time_bound_us(problem)  # for every order
-    if problem.kernel_count > LARGEST_KERNEL_COUNT or placed.makespan_us <= least_us:
+    if problem.kernel_count > LARGEST_KERNEL_COUNT or meets(placed.makespan_us, least_us):
         return placed
     first = solve_exactly(problem, effort=effort, least_us=least_us, known_us=placed.makespan_us)
     best, found = placed, first

@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 
-from hybridc.passes.planner.bounds.bound import Relaxation, simple_time_bound_us, time_bound
+from hybridc.passes.planner.bounds.bound import (
+    ROUNDING,
+    Relaxation,
+    meets,
+    simple_time_bound_us,
+    time_bound,
+)
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.problem import Problem
@@ -94,19 +100,18 @@ def search(
     # starts of one family are alike: of each only the best is annealed
     leaders = (min(family, key=lambda d: family[d]) for family in families if family)
     first = sorted(dict.fromkeys(leaders), key=lambda d: candidates[d])[:_STARTS]
+    enough_us = relaxation.bound_us * (1 + ROUNDING)
     for number, start in enumerate(first):
-        if best_us <= relaxation.bound_us:
+        if meets(best_us, relaxation.bound_us):
             break
         check()
-        found, us = core.anneal(
-            start, int(evaluations * _FIRST_SHARE), seed + number, enough_us=relaxation.bound_us
-        )
+        found, us = core.anneal(start, int(evaluations * _FIRST_SHARE), seed + number, enough_us=enough_us)
         if us < best_us:
             best, best_us = found, us
-    if best_us > relaxation.bound_us:
+    if not meets(best_us, relaxation.bound_us):
         check()
         rest = int(evaluations * (1 - _FIRST_SHARE * _STARTS))
-        found, us = core.anneal(best, rest, seed + _STARTS, enough_us=relaxation.bound_us)
+        found, us = core.anneal(best, rest, seed + _STARTS, enough_us=enough_us)
         if us < best_us:
             best, best_us = found, us
     return SearchResult(best, best_us, relaxation.bound_us, fastest_start_us)
@@ -138,12 +143,13 @@ def _search_again(
     candidates = sorted([best, *(start for start in fitting if start is not None)], key=core.makespan_us)
     bound_us = simple_time_bound_us(once)  # holds with repeats, too
     each = int(evaluations * _FIRST_SHARE)
-    annealed = [core.anneal(start, each, seed, enough_us=bound_us) for start in candidates]
+    enough_us = bound_us * (1 + ROUNDING)
+    annealed = [core.anneal(start, each, seed, enough_us=enough_us) for start in candidates]
     # annealing leaves repeats behind that are of no use any more: without them it goes on from a faster plan
     best, us = min((core.tidied(*found) for found in annealed), key=itemgetter(1))
     rest = int(evaluations * (1 - _FIRST_SHARE * len(candidates)))
     check()
-    found, us = core.anneal(best, rest, seed + 1, enough_us=bound_us)
+    found, us = core.anneal(best, rest, seed + 1, enough_us=enough_us)
     return SearchResult(found, us, bound_us, first.fastest_start_us)
 
 

@@ -119,19 +119,21 @@ def test_the_search_ends_where_nothing_can_be_faster() -> None:
     assert seen == [0]
 
 
-def test_a_plan_that_reaches_the_simple_bound_needs_no_linear_programme(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("devices", [(Device.CPU,), (Device.GPU, Device.CPU)])
+def test_a_plan_that_reaches_the_simple_bound_needs_no_search_and_no_linear_programme(
+    monkeypatch: pytest.MonkeyPatch, devices: tuple[Device, ...]
 ) -> None:
     build = GraphBuilder()
     value = build.input("x", 4)
     for i in range(5):
-        value = build.kernel((value,), {f"t{i}": 4}, devices=(Device.CPU,))
-    on_host = PlanningContext(build.graph(value), machine())
+        value = build.kernel((value,), {f"t{i}": 4}, devices=devices)
+    on_host = PlanningContext(build.graph(value), machine(gpu_gflops=1))
     decisions = all_cpu(on_host.problem, lambda _: 0.0)
     smallest = materialize(on_host, on_host.problem, decisions)
     monkeypatch.setattr(grid, "time_bound", lambda *_, **__: pytest.fail("nothing is left to prove"))
+    monkeypatch.setattr(grid, "search", lambda *_, **__: pytest.fail("nothing is left to find"))
     (placed,) = plan_all_budgets(on_host, [Wish(10**6)], smallest)
-    assert placed.bound_us == placed.makespan_us == smallest.makespan_us
+    assert placed.makespan_us == smallest.makespan_us == pytest.approx(placed.bound_us, rel=1e-12)
 
 
 def test_no_split_in_two_that_fits_is_faster_whatever_the_budget() -> None:

@@ -16,6 +16,7 @@ from hybridc.passes.planner.model.simulate import simulate
 from hybridc.passes.planner.search.partition import (
     all_gpu_peak_bytes,
     choose_order,
+    needs_no_gpu,
     partition,
     smallest_budget_bytes,
 )
@@ -217,6 +218,24 @@ def test_progress_is_reported() -> None:
         report=lambda done, total: seen.append((done, total)),
     )
     assert seen == sorted(seen) and all(0 <= done <= total for done, total in seen) and seen
+
+
+@pytest.mark.parametrize("gpu_gflops", [1, 3000])
+def test_where_no_kernel_is_faster_on_the_gpu_that_needs_none(gpu_gflops: float) -> None:
+    graph = heavy_chain(5, weight=50)
+    context = PlanningContext(graph, machine(gpu_gflops), effort=BRIEF)
+    (placed,) = partition(context, [1 << 40])
+    assert needs_no_gpu(context) == (set(devices(placed.steps).values()) == {CPU}) == (gpu_gflops == 1)
+    pinned = PlanningContext(graph, machine(gpu_gflops), {"k2": GPU})
+    assert not needs_no_gpu(pinned)
+
+
+def test_what_runs_beside_the_cpu_is_of_use_even_if_it_is_slower() -> None:
+    build = GraphBuilder()
+    value = build.input("x", 4)
+    left, right = (build.kernel((value,), {name: 4}, flops=10**9) for name in ("left", "right"))
+    graph = build.graph(build.kernel((left, right), {"y": 4}))
+    assert not needs_no_gpu(PlanningContext(graph, machine(gpu_gflops=300)))
 
 
 def test_order_is_that_with_the_shorter_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ from hybridc.ir import Graph
 from hybridc.machine import Link, Machine, Processor
 from hybridc.machines.shared_run import run_shared, work_of
 from hybridc.passes.planner.emit.materialize import PlacedPlan, materialize
-from hybridc.passes.planner.model.context import PlanningContext
+from hybridc.passes.planner.model.context import Effort, PlanningContext
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.problem import Problem
-from hybridc.passes.planner.search.moves import outcomes
+from hybridc.passes.planner.search.moves import ROUND_KERNELS, Outcome, outcomes
 from hybridc.passes.planner.search.placed_moves import place, placed_moves
 from hybridc.passes.planner.search.policies import greedy_fills
 from tests.support.planner_graphs import random_dag
@@ -64,6 +64,21 @@ def test_a_placed_plan_takes_what_its_replay_says(seed: int) -> None:
 def test_what_exceeds_the_budget_is_not_placed() -> None:
     context, problem, start = filled(random_dag(1, 12), 0.5)
     assert place(context, replace(problem, budget_bytes=1), start.decisions) is None
+
+
+def test_rounds_of_moves_take_as_much_as_the_effort_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    context, problem, start = filled(random_dag(1, 12), 0.5)
+    kernels: list[float] = []
+
+    def noted(*_: object, most_kernels: float, **__: object) -> list[Outcome]:
+        kernels.append(most_kernels)
+        return []
+
+    monkeypatch.setattr("hybridc.passes.planner.search.placed_moves.outcomes", noted)
+    for seconds in (0.5, 1, 1000):
+        placed_moves(replace(context, effort=Effort(seconds)), problem, start, 0, 0.0)
+    half, one, most = dict.fromkeys(kernels)
+    assert (one, most) == (2 * half, ROUND_KERNELS)
 
 
 def test_a_plan_that_is_fast_enough_stays_as_it_is() -> None:
