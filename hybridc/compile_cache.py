@@ -10,7 +10,7 @@ import functools
 import os
 import pickle
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, distribution
@@ -82,11 +82,12 @@ def compile_cache(use: bool) -> Iterator[Cache]:
         cache.trim(limit_bytes)
 
 
-def remembered(cache: Cache, compute: Callable[[], T], *parts: str | bytes) -> T:
+def remembered(cache: Cache, compute: Callable[[], T], parts: Iterable[str | bytes]) -> T:
     """What `compute` returns, or what it returned when the cache was last asked with the same parts.
 
     Requires: `parts` name the computation and say everything that it depends on, besides the code of hybridc
-    and its packages; the result can be pickled.
+    and its packages; the result can be pickled. To write them takes long: a generator does not where nothing
+    is kept.
     """
     if isinstance(cache, NoCache):
         return compute()

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Nothing is collected meanwhile: for what makes many objects, and no circles of them."""
+    """Nothing is collected meanwhile: for what makes many objects, and few circles that are not kept."""
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -105,12 +105,12 @@ def optional(read: Callable[[Any], T]) -> Callable[[Any], T | None]:
 
 
 def text(value: Any) -> str:
-    """Reads a string."""
+    """Reads a string, of which equal ones are one: names of tensors and kernels stand in many places."""
     if not isinstance(value, str):
         raise JsonValueError(f"{reprlib.repr(value)} is not a string")
     if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
         raise JsonValueError(f"{reprlib.repr(value)} has half a character")  # which nothing can print
-    return value
+    return sys.intern(value)
 
 
 def flag(value: Any) -> bool:

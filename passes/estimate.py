@@ -7,7 +7,7 @@ the loops of its schedule say how much it computes, loads and waits (`hybridc/gp
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import tvm
 
@@ -43,8 +43,10 @@ def estimated_us(
 
 
 def _remembered_us(made: Scheduled, gpu: Processor, target: Target, cache: Cache) -> float:
-    parts = content_of(gpu), repr(target), tvm.ir.save_json(made.function)
-    return remembered(cache, lambda: _us(made, gpu, target), "gpu time", *parts)
+    def parts() -> Iterator[str]:
+        yield from ("gpu time", content_of(gpu), repr(target), tvm.ir.save_json(made.function))
+
+    return remembered(cache, lambda: _us(made, gpu, target), parts())
 
 
 def _us(made: Scheduled, gpu: Processor, target: Target) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import tvm
@@ -97,16 +97,14 @@ def schedule_functions(
 
 
 def _schedule(request: Request, device: Device, cache: Cache) -> Scheduled | None:
-    rest = replace(request, function=None, constants=frozenset())  # type: ignore[arg-type]
-    if device is Device.CPU:
-        rest = replace(rest, gpu=None)
-    return remembered(
-        cache,
-        lambda: schedule(request, device),
-        "schedule",
-        tvm.ir.save_json(request.function),
-        content_of((request.constants, rest, device)),
-    )
+    def parts() -> Iterator[str]:
+        rest = replace(request, function=None, constants=frozenset())  # type: ignore[arg-type]
+        if device is Device.CPU:
+            rest = replace(rest, gpu=None)
+        yield from ("schedule", tvm.ir.save_json(request.function))
+        yield content_of((request.constants, rest, device))
+
+    return remembered(cache, lambda: schedule(request, device), parts())
 
 
 def choose_tiles(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -453,9 +453,12 @@ def _watched(watch: Watch | None, search: Callable[[], T], so_far: Callable[[Wat
 
 def _search(cache: Cache, search: Callable[..., T], *problem: Any, **wishes: Any) -> T:
     """What a search of the planner finds, or what it found in this problem before."""
-    # without g++ it evaluates far fewer plans
-    known_as = content_of((getattr(search, "func", search).__name__, problem, wishes, can_build()))
-    return remembered(cache, lambda: search(*problem, **wishes), known_as)
+
+    def parts() -> Iterator[str]:
+        # without g++ it evaluates far fewer plans
+        yield content_of((getattr(search, "func", search).__name__, problem, wishes, can_build()))
+
+    return remembered(cache, lambda: search(*problem, **wishes), parts())
 
 
 def verify_network(c: PlannedNetwork, _: Progress) -> PlannedNetwork:

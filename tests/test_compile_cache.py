@@ -43,30 +43,30 @@ class Computation:
 def test_computation_is_done_once(cache: Cache, result: object) -> None:
     computation = Computation(result)
     for _ in range(3):
-        assert remembered(cache, computation, "double", "3") == result
+        assert remembered(cache, computation, ("double", "3")) == result
     assert computation.times == 1
 
 
 def test_other_parts_are_another_computation(cache: Cache) -> None:
     computation = Computation()
     for parts in (("double", "3"), ("double", "4"), ("double3",), ("halve", "3")):
-        remembered(cache, computation, *parts)
+        remembered(cache, computation, parts)
     assert computation.times == 4
 
 
 def test_damaged_entry_is_computed_again(cache: Cache, folder: Path) -> None:
     computation = Computation()
-    remembered(cache, computation, "double")
+    remembered(cache, computation, ["double"])
     [entry] = folder.iterdir()
     entry.write_bytes(b"cos\nsystem\n(S'exit'\ntR.")
-    assert remembered(cache, computation, "double") == 1.5
+    assert remembered(cache, computation, ["double"]) == 1.5
     assert computation.times == 2
 
 
 def test_without_a_cache_everything_is_computed_again() -> None:
     computation = Computation()
     for _ in range(2):
-        remembered(NoCache(), computation, "double")
+        remembered(NoCache(), computation, map(pytest.fail, ["parts are written"]))
     assert computation.times == 2
 
 
@@ -99,14 +99,14 @@ def unused(folder: Path) -> Iterator[None]:
 @pytest.mark.usefixtures("unused")
 def test_no_cache_is_none() -> None:
     with compile_cache(False) as cache:
-        assert remembered(cache, Computation(), "double") == 1.5
+        assert remembered(cache, Computation(), ["double"]) == 1.5
 
 
 @pytest.mark.usefixtures("unused")
 def test_cache_of_no_bytes_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYBRIDC_CACHE_SIZE", "0B")
     with compile_cache(True) as cache:
-        assert remembered(cache, Computation(), "double") == 1.5
+        assert remembered(cache, Computation(), ["double"]) == 1.5
 
 
 @pytest.mark.parametrize("size", ["much", "50%", "12"])

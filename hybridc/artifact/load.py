@@ -261,12 +261,7 @@ def _open(
     content = _read_all(manifest_file, LARGEST_JSON_BYTES)
     if trusted_keys is not None:
         check_signature(content, _signature(folder), trusted_keys, folder.path)
-    data = _parse(folder.path / MANIFEST, content)
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise ArtifactError("HC301", "this is not a compiled artifact", where=str(folder.path), remedy=_AGAIN)
-    _check_schema(data, folder.path)
-    manifest = _manifest(folder.path / MANIFEST, data)
-    _check_names(folder.path / MANIFEST, manifest)
+    manifest = _read_manifest(folder.path, content)
     if check_host:
         check_versions(folder.path, manifest.versions)
         _check_processor(folder.path, manifest)
@@ -284,6 +279,17 @@ def _open(
     manifest_file.close()
     digest = hashlib.sha256(content).hexdigest()
     return Artifact(folder.path, manifest, graphs, plans, len(plans) - 1, files, digest)
+
+
+def _read_manifest(folder: Path, content: bytes) -> Manifest:
+    """By itself, as its JSON values take more memory than all that is kept of an artifact for many sizes."""
+    data = _parse(folder / MANIFEST, content)
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ArtifactError("HC301", "this is not a compiled artifact", where=str(folder), remedy=_AGAIN)
+    _check_schema(data, folder)
+    manifest = _manifest(folder / MANIFEST, data)
+    _check_names(folder / MANIFEST, manifest)
+    return manifest
 
 
 def installed_versions() -> Versions:

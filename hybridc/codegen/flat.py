@@ -20,12 +20,15 @@ _PASSES = (
     s_tir.transform.ConvertBlocksToOpaque,
     s_tir.transform.CompactBufferAllocation,
     s_tir.transform.LowerMatchBuffer,
-    s_tir.transform.StmtSimplify,
     s_tir.transform.LowerOpaqueBlock,
     tirx.transform.FlattenBuffer,
     s_tir.transform.StmtSimplify,
 )
-"""The first ones of TVM's pipeline for a CPU; the others are in `cpu.py`."""
+"""The first ones of TVM's pipeline for a CPU; the others are in `cpu.py`.
+
+Statements are simplified once, behind the last of them, and not in front of `LowerOpaqueBlock`, too: of axes
+that are simplified one by one some indices of rows stay apart, divided and added up again.
+"""
 
 
 def flattened(functions: Mapping[str, tirx.PrimFunc]) -> dict[str, tirx.PrimFunc]:

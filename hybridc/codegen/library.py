@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import tvm
@@ -141,7 +142,7 @@ def build_library(
             return unit.compile(unit.functions)
 
         content = map(tvm.ir.save_json, unit.functions.values())
-        return remembered(cache, compile_now, "code", repr(target), *content)
+        return remembered(cache, compile_now, chain(("code", repr(target)), content))
 
     path, start = directory / "library.so", time.perf_counter()
     with _workers() as pool:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import onnx
-from onnx import GraphProto, NodeProto, TensorProto
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto
 
 from hybridc.errors import ModelError
 from hybridc.frontend import codes
@@ -31,7 +31,12 @@ def check_model(loaded: Loaded) -> None:
     _check_functions(model, name)
     _check_definitions(model.graph, name)
     _sort_nodes(model.graph, name)
-    _run_onnx_checker(model, name)
+    _run_onnx_checker(model, model.graph.input, name)
+
+
+def check_with_inputs(checked: Loaded, inputs: Iterable[ValueInfoProto]) -> None:
+    """Check once more a model that is checked but has `inputs` of these shapes. Raises ModelError HC109."""
+    _run_onnx_checker(checked.proto, inputs, checked.source.name)
 
 
 def check_domains(loaded: Loaded, refusals: codes.Refusals) -> None:
@@ -188,13 +193,13 @@ def _sort_nodes(graph: GraphProto, name: str) -> None:
         graph.node.extend(ordered.node)
 
 
-def _run_onnx_checker(model: onnx.ModelProto, name: str) -> None:
+def _run_onnx_checker(model: onnx.ModelProto, inputs: Iterable[ValueInfoProto], name: str) -> None:
     """`onnx.checker` on a copy without large initializers, which it would serialise or look for on disk."""
     skeleton = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     skeleton.functions.extend(model.functions)
     skeleton.graph.name = model.graph.name or "graph"
     skeleton.graph.node.extend(model.graph.node)
-    skeleton.graph.input.extend(model.graph.input)
+    skeleton.graph.input.extend(inputs)
     _set_apart(skeleton)
     # outputs need no shape here, though the checker wants one: all shapes are inferred anyway
     skeleton.graph.output.extend(v for v in model.graph.output if v.type.tensor_type.HasField("shape"))

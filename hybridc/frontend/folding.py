@@ -150,7 +150,12 @@ class FoldAndExpand(folding.FoldConstantsPass):
         return is_placeholder(tensor.numpy())
 
     def _do_inference(self, node: ir.Node) -> None:
-        """What the pass does, which asks onnx anew for each node; it still does so where that may fail."""
+        """What the pass does, which asks onnx anew for each node; it still does so where that may fail.
+
+        Of results whose types and extents are known, as most are in a second round, nothing is left to ask.
+        """
+        if all(value.type is not None and static_shape(value) is not None for value in node.outputs):
+            return
         results = inferred(node, self._opset_imports.get(node.domain, 0))
         if results is None:
             super()._do_inference(node)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -27,12 +27,6 @@ class Loaded:
     """Where external data may lie; None if the model did not come from a file."""
     unread: frozenset[str] = frozenset()
     """Initializers of which only shape and type count (`tensors.without_weights`)."""
-
-    def copy(self) -> Loaded:
-        """The same model, to be changed by itself."""
-        proto = onnx.ModelProto()
-        proto.CopyFrom(self.proto)
-        return replace(self, proto=proto)
 
 
 def load(source: str | Path | bytes | onnx.ModelProto) -> Loaded:

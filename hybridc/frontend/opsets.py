@@ -7,6 +7,7 @@ from onnx import GraphProto, NodeProto, version_converter
 
 from hybridc.errors import ModelError
 from hybridc.frontend import codes
+from hybridc.frontend.inputs.shapes import forget_inferred
 from hybridc.frontend.load import Loaded
 
 OLDEST_OPSET = 7
@@ -45,7 +46,7 @@ def modernize(loaded: Loaded) -> None:
         what = f"opset {loaded.source.opset} cannot be converted to {OLDEST_OPSET}: {lines[0]}"
         remedy = "export the network again with a newer opset"
         raise _refuse(what, loaded.source.name, remedy) from error
-    del converted.graph.value_info[:]
+    forget_inferred(converted)
     for i, node in enumerate(converted.graph.node):
         node.name = node.name or f"{node.op_type}_converted_{i}"
     model.CopyFrom(converted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +13,12 @@ from tvm import relax
 
 from hybridc.errors import ModelError
 from hybridc.frontend import codes
-from hybridc.frontend.check import check_domains, check_interface, check_model
+from hybridc.frontend.check import check_domains, check_interface, check_model, check_with_inputs
 from hybridc.frontend.counted.outputs import cuts_of
 from hybridc.frontend.importer import import_graph
 from hybridc.frontend.inputs.fixed_values import fix_values
 from hybridc.frontend.inputs.loop_bounds import bound_loops
-from hybridc.frontend.inputs.shapes import fix_shapes
+from hybridc.frontend.inputs.shapes import fix_shapes, interface_of
 from hybridc.frontend.load import Loaded, load
 from hybridc.frontend.loss_nodes import labels_of
 from hybridc.frontend.model import ImportedModel, ValueInfo
@@ -27,7 +27,7 @@ from hybridc.frontend.normal_form import normal_form
 from hybridc.frontend.opsets import check_opset, modernize
 from hybridc.frontend.parameters import Chooser, check_export, promote
 from hybridc.frontend.ranges.opening import Dimension, Opening, at_bounds
-from hybridc.frontend.simplify import folded, simplify
+from hybridc.frontend.simplify import simplify
 from hybridc.frontend.tensors import check_tensors, without_weights
 from hybridc.frontend.values import NARROW_TYPES, dtype_name
 from hybridc.labels import Labels
@@ -65,12 +65,12 @@ def read_model(
         loaded = load(source) if reads_weights else without_weights(load(source))
         opening = None
         if dimensions:
-            unchanged = loaded.copy()
+            interface = interface_of(loaded.proto)
 
-            def probe(sizes: Bucket) -> ir.Graph:
-                return _folded(unchanged.copy(), *at_bounds(shapes, dims, dimensions, sizes), values, bounds)
+            def shapes_at(sizes: Bucket) -> Mapping[str, Sequence[int]]:
+                return _input_shapes(loaded, interface, at_bounds(shapes, dims, dimensions, sizes), values)
 
-            opening = Opening(dimensions, bucket, probe)
+            opening = Opening(dimensions, bucket, shapes_at)
         named = fix_values(loaded.proto, loaded.source.name, values, fixed[1])
         return _read(loaded, fixed[0], named, bounds, parameters, refusals or codes.Refusals(), opening)
     except UnicodeDecodeError as error:  # protobuf decodes text when it is looked at
@@ -142,23 +142,20 @@ def _read(
     )
 
 
-def _folded(
-    loaded: Loaded,
-    shapes: Mapping[str, FixedShape],
-    dims: Mapping[str, int],
+def _input_shapes(
+    checked: Loaded,
+    interface: onnx.ModelProto,
+    fixed: tuple[Mapping[str, FixedShape], Mapping[str, int]],
     values: Mapping[str, np.ndarray],
-    bounds: Mapping[str, int],
-) -> ir.Graph:
-    """The graph of a model that was checked before, at other sizes of its open dimensions."""
-    name = loaded.source.name
-    named = fix_values(loaded.proto, name, values, dims)
-    _name_nodes(loaded)
-    bound_loops(loaded.proto, name, bounds)
-    check_tensors(loaded)
-    fix_shapes(loaded.proto, name, shapes, named, codes.Refusals())
-    modernize(loaded)
-    check_model(loaded)
-    return folded(loaded.proto, name, loaded.folder, loaded.unread)
+) -> Mapping[str, Sequence[int]]:
+    """Shapes of inputs of a model that is checked, once it is checked with other sizes: those that are
+    `fixed`, by input and by dimension. `interface` is what the model's own was."""
+    name, own = checked.source.name, onnx.ModelProto()
+    own.CopyFrom(interface)
+    named = fix_values(own, name, values, fixed[1])
+    fix_shapes(own, name, fixed[0], named, codes.Refusals())
+    check_with_inputs(checked, own.graph.input)
+    return {v.name: [dim.dim_value for dim in v.type.tensor_type.shape.dim] for v in own.graph.input}
 
 
 def find_refusals(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,6 +26,8 @@ from hybridc.frontend.ranges.follow import follow_sizes
 from hybridc.frontend.ranges.opening import Opening
 from hybridc.frontend.tensors import leave_unread
 from hybridc.frontend.values import constant_array, constant_attribute, static_shape
+from hybridc.garbage import uncollected
+from hybridc.sizes import Bucket
 
 FOLD_INPUT_ELEMENTS = 8192
 FOLD_OUTPUT_ELEMENTS = 512 * 512
@@ -78,21 +80,22 @@ def simplify(
     """
     with _told(name):
         refusals = refusals or codes.Refusals()
-        folding = _Folding(
-            model, name, folder, for_training, refusals, unread=unread, is_open=opening is not None
+        inlined = _inlined(
+            model, name, folder, unread, for_training=for_training, is_open=opening is not None
         )
-        return folding.simplified(opening)
+        if opening is None:
+            return _Folding(inlined, name, for_training, refusals).simplified()
+        unfolded = inlined.clone()
 
+        def folded(sizes: Bucket) -> ir.Graph:
+            """The graph as it first is, constants folded and operators expanded, at these sizes."""
+            shaped = _with_input_shapes(unfolded.clone(), opening.shapes(sizes))
+            return _Folding(shaped, name, for_training, codes.Refusals(), is_open=True).needed()
 
-def folded(
-    model: onnx.ModelProto, name: str, folder: Path | None, unread: frozenset[str] = frozenset()
-) -> ir.Graph:
-    """The graph as `simplify` first has it if axes are open: constants folded, operators expanded.
-
-    Requires and raises as `simplify`.
-    """
-    with _told(name):
-        return _Folding(model, name, folder, False, codes.Refusals(), unread=unread, is_open=True).needed()
+        folding = _Folding(inlined, name, for_training, refusals, is_open=True)
+        with uncollected():  # a fifth of the time otherwise, and the graphs of all sizes are kept meanwhile
+            folding.follow(opening, map(folded, opening.samples()[:-1]))
+        return folding.simplified()
 
 
 @contextmanager
@@ -118,33 +121,51 @@ def _told(name: str) -> Iterator[None]:
         log.disabled = was_disabled
 
 
+def _inlined(
+    proto: onnx.ModelProto,
+    name: str,
+    folder: Path | None,
+    unread: frozenset[str],
+    *,
+    for_training: bool,
+    is_open: bool,
+) -> ir.Model:
+    """The model before anything is folded: if it `is_open`, whatever the shapes of its inputs are."""
+    model = ir.from_proto(proto)
+    graph = model.graph
+    if folder is not None:
+        ir.external_data.set_base_dir(graph, folder)
+    leave_unread(graph, unread)
+    _drop_initializer_inputs(graph)
+    common.InlinePass()(model)
+    _make_initializers(graph, name)
+    if for_training:
+        to_training_form(graph, name)
+    _drop_no_ops(graph, keeps_slices=is_open)
+    return model
+
+
+def _with_input_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> ir.Model:
+    for value in model.graph.inputs:
+        value.shape = ir.Shape(shapes[value.name or ""])
+    return model
+
+
 class _Folding:
     """A model whose constants are folded, and the pass that has folded them."""
 
     def __init__(
         self,
-        proto: onnx.ModelProto,
+        model: ir.Model,
         name: str,
-        folder: Path | None,
         for_training: bool,
         refusals: codes.Refusals,
         *,
-        unread: frozenset[str],
         is_open: bool = False,
     ) -> None:
-        """`is_open` if it is compared with the same network of other sizes."""
-        self.model, self.name, self.refusals = ir.from_proto(proto), name, refusals
+        """`is_open` if it is compared with the same network of other sizes. Requires: `model` is inlined."""
+        self.model, self.name, self.refusals, self.is_open = model, name, refusals, is_open
         self.keeps_slices = is_open  # those that take all at some sizes only
-        graph = self.model.graph
-        if folder is not None:
-            ir.external_data.set_base_dir(graph, folder)
-        leave_unread(graph, unread)
-        _drop_initializer_inputs(graph)
-        common.InlinePass()(self.model)
-        _make_initializers(graph, name)
-        if for_training:
-            to_training_form(graph, name)
-        _drop_no_ops(graph, keeps_slices=is_open)
         self.fold = FoldAndExpand(
             self.model.opset_imports[""],
             name,
@@ -182,15 +203,18 @@ class _Folding:
                 remedy = "export the network without it, or list the sizes that you need: --dim NAME=64,128"
                 self.refusals.add(ModelError(codes.WRONG_RESULT, what, where=where, remedy=remedy), producer)
 
-    def simplified(self, opening: Opening | None) -> ir.Model:
+    def follow(self, opening: Opening, others: Iterable[ir.Graph]) -> None:
+        """Make inputs with open axes padded values; the `others` are what is `needed` at other sizes."""
+        opset, ledger = self.fold.opset, self.fold.ledger
+        follow_sizes(self.needed(), opening, others, ledger, opset, self.name, self.refusals)
+        self.keeps_slices = False
+
+    def simplified(self) -> ir.Model:
         """The model, with counts of padded values followed to its outputs."""
         model, graph, ledger = self.model, self.model.graph, self.fold.ledger
-        if opening is not None:
-            follow_sizes(self.needed(), opening, ledger, self.fold.opset, self.name, self.refusals)
-            self.keeps_slices = False
         self.fold.is_counting = True
         for is_second in (False, True):
-            if has_data_extents(graph) or has_choices(graph) or (opening is not None and not is_second):
+            if has_data_extents(graph) or has_choices(graph) or (self.is_open and not is_second):
                 self.round()
         self._refuse_apart()
         return_counts(graph, ledger, Builder(self.fold.opset))

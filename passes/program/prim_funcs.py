@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,10 @@ from hybridc.passes.program.program import Program, is_op, operator_name, tensor
 
 NO_KERNEL = "HC150"
 """Code of the error of a node that no kernel can be made of."""
+
+_SHAPE = re.compile(r"\((?:\d+, )*\d+,?\)|R\.shape\(\[[\d, ]+\]\)")
+"""In the key of an operator: of a tensor, or as an operand."""
+_EXTENT = re.compile(r"\d+")
 
 
 class Pattern(IntEnum):
@@ -60,7 +65,8 @@ class FunctionTable:
 
     def facts(self, binding: relax.VarBinding, program: Program) -> OperatorFacts:
         """What fusion asks about one operator; OPAQUE where TVM has no single PrimFunc for it."""
-        key, _ = _describe([binding], program)
+        described, _ = _describe([binding], program)
+        key = _without_extents(described)
         if key not in self._facts:
             # of TVM's own function: TVM takes a marker in an index for a call that does anything
             legal = _legalize([binding], [], program, {})
@@ -151,6 +157,19 @@ def _describe(members: list[relax.VarBinding], program: Program) -> tuple[str, l
         for m in members
     ]
     return "\n".join(lines), arguments
+
+
+def _without_extents(key: str) -> str:
+    """The key of an operator with numbers in place of extents, equal ones where these are, but for 0 and 1.
+
+    How an operator computes its result depends on no more, and is so asked once for all buckets of sizes.
+    """
+    numbers = {"0": "0", "1": "1"}
+
+    def number(extent: re.Match[str]) -> str:
+        return numbers.setdefault(extent[0], f"n{len(numbers)}")
+
+    return _SHAPE.sub(lambda shape: _EXTENT.sub(number, shape[0]), key)
 
 
 def _describe_checks(members: list[relax.VarBinding], program: Program) -> str:

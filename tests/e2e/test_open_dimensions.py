@@ -364,3 +364,22 @@ def test_what_buckets_share_is_stored_once(case: tuple[Session, onnx.ModelProto,
     assert len(places) == 2 and places[0] == places[1] and len(places[0]) >= 3
     names = [{k.function for k in graph.kernels} for graph in session.artifact.graphs]
     assert len(manifest.functions) < sum(map(len, names))
+
+
+def test_a_model_of_an_old_opset_runs_at_any_size(tmp_path: Path) -> None:
+    """Before opset 7 an attribute said along which axis an operand is broadcast."""
+    random, info = np.random.default_rng(0), onnx.helper.make_tensor_value_info
+    weight = random.standard_normal(3, np.float32)
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Add", ["x", "w"], ["y"], axis=1, broadcast=1)],
+        "old",
+        [info("x", 1, ["N", 3, "L"]), info("w", 1, [3])],
+        [info("y", 1, ["N", 3, "L"])],
+        [onnx.numpy_helper.from_array(weight, "w")],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 6)], ir_version=3)
+    hybridc.compile(model, tmp_path / "old.hyb", target=CPU, dims={"N": "1..5:5", "L": "2..4:4"})
+    with hybridc.load(tmp_path / "old.hyb") as session:
+        for n, length in ((1, 2), (3, 4), (5, 3)):
+            x = random.standard_normal((n, 3, length), np.float32)
+            np.testing.assert_array_equal(session.run(None, {"x": x})[0], x + weight[:, None])

@@ -14,7 +14,7 @@ from hybridc.frontend.counted.outputs import Cuts, cuts_of
 from hybridc.frontend.inputs.shapes import fix_shapes
 from hybridc.frontend.load import load
 from hybridc.frontend.ranges.opening import Dimension, Opening, at_bounds, open_dimensions
-from hybridc.frontend.simplify import folded, simplify
+from hybridc.frontend.simplify import simplify
 from hybridc.sizes import Bucket, Sizes
 from tests.support.expansion import parsed
 
@@ -73,7 +73,11 @@ def padded(model: onnx.ModelProto, dims: Mapping[str, Sizes], bucket: Bucket) ->
         fix_shapes(proto, "model", {}, known, codes.Refusals())
         return proto
 
-    opening = Opening(dimensions, bucket, lambda sizes: folded(fixed(sizes), "model", None))
+    def shapes_at(sizes: Bucket) -> dict[str, list[int]]:
+        inputs = fixed(sizes).graph.input
+        return {v.name: [dim.dim_value for dim in v.type.tensor_type.shape.dim] for v in inputs}
+
+    opening = Opening(dimensions, bucket, shapes_at)
     made = simplify(fixed(bucket), "model", None, opening=opening)
     return Padded(ir.to_proto(made), dimensions, cuts_of(made.graph))
 

@@ -46,7 +46,16 @@ def fix_shapes(
             warnings.warn(f"{name}: dimension {named!r} is {text} in inputs' shapes", ModelWarning, 2)
     for value in inputs:
         _apply_dims(value, name, known, refusals)
-    _forget_inferred(model)
+    forget_inferred(model)
+
+
+def interface_of(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without nodes and contents of weights: of it shapes can be fixed once more."""
+    made = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    made.graph.input.extend(model.graph.input)
+    made.graph.output.extend(model.graph.output)
+    made.graph.initializer.extend(onnx.TensorProto(name=tensor.name) for tensor in model.graph.initializer)
+    return made
 
 
 def _check_names(
@@ -140,8 +149,9 @@ def _example(dims: Sequence[TensorShapeProto.Dimension]) -> list[int]:
     return [size or usual[axis] for axis, size in enumerate(sizes)]
 
 
-def _forget_inferred(model: onnx.ModelProto) -> None:
-    """Shapes written by an exporter may be symbolic, or just wrong; they are inferred again."""
+def forget_inferred(model: onnx.ModelProto) -> None:
+    """Forget all shapes but those of inputs, in place: an exporter may have written symbolic ones, or just
+    wrong ones. They are inferred again."""
     del model.graph.value_info[:]
     known = {value.name: value.type for value in model.graph.input}
     for output in model.graph.output:

@@ -4,7 +4,7 @@ sizes."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -24,18 +24,27 @@ MAX_COMPUTED = 16
 
 
 def follow_sizes(
-    graph: ir.Graph, opening: Opening, ledger: Ledger, opset: int, name: str, refusals: codes.Refusals
+    graph: ir.Graph,
+    opening: Opening,
+    others: Iterable[ir.Graph],
+    ledger: Ledger,
+    opset: int,
+    name: str,
+    refusals: codes.Refusals,
 ) -> None:
     """Append an input for the size of each open dimension, int64[1], and tell the ledger what depends on it.
 
-    Requires: the graph is folded at the bucket's largest sizes. Refuses ModelError HC114 where a node
-    computes with a constant that sizes decide in another way than by a sum; raises HC117 where sizes decide
-    what nodes there are.
+    Requires: the graph is folded at the bucket's largest sizes, and the `others` at each of
+    `opening.samples()` before these. Refuses ModelError HC114 where a node computes with a constant that
+    sizes decide in another way than by a sum; raises HC117 where sizes decide what nodes there are.
     """
     samples = opening.samples()
-    others = [matched(graph, opening.probe(bucket), name, _told(opening, bucket)) for bucket in samples[:-1]]
-    values = dict.fromkeys(value for match in others for value in match)
-    matches: list[Match] = [*others, dict(zip(values, values, strict=True))]
+    found = [
+        matched(graph, other, name, _told(opening, bucket))
+        for other, bucket in zip(others, samples[:-1], strict=True)
+    ]
+    values = dict.fromkeys(value for match in found for value in match)
+    matches: list[Match] = [*found, dict(zip(values, values, strict=True))]
     open_axes = _size_inputs(graph, opening, ledger)
     inputs = {value.name: value for value in graph.inputs}
     for (input_name, axis), number in open_axes.items():

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import onnx
-import onnx_ir as ir
 
 from hybridc.errors import UsageError
 from hybridc.frontend.load import load
@@ -38,8 +37,8 @@ class Opening:
 
     dimensions: tuple[Dimension, ...]
     bucket: Bucket
-    probe: Callable[[Bucket], ir.Graph]
-    """Folds the network at other sizes."""
+    shapes: Callable[[Bucket], Mapping[str, Sequence[int]]]
+    """Checks the model at other sizes, and gives the shapes of its inputs then."""
 
     def samples(self) -> tuple[Bucket, ...]:
         """Sizes at which the network is compared with itself at the largest: the smallest ones first, then
