@@ -18,6 +18,7 @@ from hybridc.schedules.cuda.reduction.reduction import reduction
 from hybridc.schedules.cuda.reduction.rows import rows
 from hybridc.schedules.cuda.reduction.split_rows import split_rows
 from hybridc.schedules.cuda.tensor_core.tensor_core import tensor_core_conv, tensor_core_matmul
+from hybridc.schedules.cuda.tensor_core_winograd.tensor_core_winograd import tensor_core_winograd
 from hybridc.schedules.cuda.winograd.winograd import winograd
 from hybridc.schedules.rule import Rule
 
@@ -32,6 +33,7 @@ RULES: tuple[Rule, ...] = (
     tensor_core_attention,
     attention,
     tensor_core_matmul,
+    tensor_core_winograd,
     tensor_core_conv,
     few_rows,
     packed_gemv,

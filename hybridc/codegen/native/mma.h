@@ -77,6 +77,18 @@ HYBRIDC_DEVICE void mma_m16n8k16_f16(float* c, const unsigned* a, const unsigned
 #endif
 }
 
+// Winograd's transform of three taps in each half of four registers: halves of their sum, and of the sum with the
+// middle one subtracted.
+HYBRIDC_DEVICE void transform_taps_f16(unsigned* plus, unsigned* minus, const unsigned* first, const unsigned* middle,
+                                       const unsigned* last) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    asm("{.reg .b32 ends, half;\n mov.b32 half, 0x38003800;\n mul.rn.f16x2 ends, %2, half;\n"
+        " fma.rn.f16x2 ends, %4, half, ends;\n fma.rn.f16x2 %0, %3, half, ends;\n"
+        " mov.b32 half, 0xb800b800;\n fma.rn.f16x2 %1, %3, half, ends;}"
+        : "=&r"(plus[i]), "=&r"(minus[i]) : "r"(first[i]), "r"(middle[i]), "r"(last[i]));
+}
+
 #if __CUDA_ARCH__ >= 800
 HYBRIDC_DEVICE void pack_bf16(unsigned* pair, const float* x) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(*pair) : "f"(x[1]), "f"(x[0]));

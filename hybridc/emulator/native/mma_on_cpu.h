@@ -117,6 +117,22 @@ static inline void pack_f16(unsigned* pair, const float* x) {
   *pair = same_bits<uint16_t>(__float2half_rn(x[0])) | unsigned{same_bits<uint16_t>(__float2half_rn(x[1]))} << 16;
 }
 
+static inline void transform_taps_f16(unsigned* plus, unsigned* minus, const unsigned* first, const unsigned* middle,
+                                      const unsigned* last) {
+  const auto rounded = [](float x) { return __half2float(__float2half_rn(x)); };
+  for (int i = 0; i < 4; ++i) {
+    float sum[2], difference[2];
+    for (int e = 0; e < 2; ++e) {
+      const auto half_of = [&](const unsigned* taps) { return 0.5f * cuda_on_cpu::HalfPair::at(taps[i], e); };
+      const float ends = rounded(half_of(last) + rounded(half_of(first)));
+      sum[e] = ends + half_of(middle);
+      difference[e] = ends - half_of(middle);
+    }
+    pack_f16(plus + i, sum);
+    pack_f16(minus + i, difference);
+  }
+}
+
 static inline void pack_bf16(unsigned* pair, const float* x) {
   *pair = same_bits<uint16_t>(__float2bfloat16_rn(x[0])) |
           unsigned{same_bits<uint16_t>(__float2bfloat16_rn(x[1]))} << 16;

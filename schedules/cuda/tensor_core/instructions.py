@@ -47,6 +47,17 @@ def packed(pair: ir.TensorLoad, first: ir.TensorLoad, dtype: str) -> tirx.Stmt:
     return _call(f"pack_{_SHORT[dtype]}", pair, first)
 
 
+def taps_transformed(
+    plus: ir.TensorLoad,
+    minus: ir.TensorLoad,
+    first: ir.TensorLoad,
+    middle: ir.TensorLoad,
+    last: ir.TensorLoad,
+) -> tirx.Stmt:
+    """`(first + middle + last) / 2` and `(first - middle + last) / 2` of float16 in four registers each."""
+    return _call("transform_taps_f16", plus, minus, first, middle, last)
+
+
 def transposed(first: ir.TensorLoad, stride: int) -> tirx.Stmt:
     """Transpose the 4x4 bytes of four words in registers, so many words apart."""
     words = tirx.address_of(first), tirx.const(stride, "int32")

@@ -29,7 +29,7 @@ from hybridc.schedules.cuda.tensor_core.results import Results, bound
 from hybridc.schedules.cuda.tensor_core.staging import Operand, in_order, lane_of
 from hybridc.schedules.cuda.tensor_core.tile import Way
 from hybridc.schedules.safety.statements import sequence
-from hybridc.schedules.storage import retyped
+from hybridc.schedules.storage import WIDE, WideFunction, retyped
 
 _ROWS, _COLUMNS = 16, 8
 """Of the results of a matrix instruction."""
@@ -55,7 +55,7 @@ def tensor_core_kernel(original: tirx.PrimFunc, product: MatrixProduct, way: Way
         launches.append(results.added_up())
         buffers.append(results.partial)
     wide = function_of(product.wide.function, product.parameters, launches, buffers)
-    return _narrowed(original, product, wide)
+    return narrowed(original, product.wide, product.dtype, wide)
 
 
 class _Block:
@@ -288,22 +288,24 @@ class _Block:
         ])  # fmt: skip
 
 
-def _narrowed(original: tirx.PrimFunc, product: MatrixProduct, wide: tirx.PrimFunc) -> tirx.PrimFunc:
-    """With the original function's parameters, but for packed ones, and operands of 16 bits on their way."""
-    if not product.wide.dtypes:
-        return wide
+def narrowed(original: tirx.PrimFunc, wide: WideFunction, dtype: str, made: tirx.PrimFunc) -> tirx.PrimFunc:
+    """What was made of the wide function, with the original function's parameters, but for packed ones, and
+    operands of the type of 16 bits on their way."""
+    if not wide.dtypes:
+        return made
     new: dict[ir.Var, ir.Var] = {}
-    for i, dtype in product.wide.dtypes.items():
-        is_packed = not wide.params[i].same_as(product.wide.function.params[i])
-        new[wide.params[i]] = _like(wide.params[i], dtype) if is_packed else original.params[i]
-    root = wide.body.block
+    for i, narrow in wide.dtypes.items():
+        is_packed = not made.params[i].same_as(wide.function.params[i])
+        if str(made.params[i].dtype) == WIDE:
+            new[made.params[i]] = _like(made.params[i], narrow) if is_packed else original.params[i]
+    root = made.body.block
     for buffer in root.alloc_buffers:
         if str(buffer.name).endswith(("_loaded", "_shared")):
-            new[buffer] = _like(buffer, product.dtype)
+            new[buffer] = _like(buffer, dtype)
     buffers = [new.get(buffer, buffer) for buffer in root.alloc_buffers]
     block = s_tir.SBlock([], [], [], "root", retyped(root.body, new), alloc_buffers=buffers)
     realize = s_tir.SBlockRealize([], True, block)
-    parameters = [new.get(p, p) for p in wide.params]
+    parameters = [new.get(p, p) for p in made.params]
     return tirx.PrimFunc(parameters, realize, original.ret_type, original.attrs)
 
 

@@ -96,6 +96,15 @@ def _way(product: MatrixProduct, request: Request) -> Way:
     return best_way(product.row.extent, product.column.extent, product.slices, product.batch.extent)
 
 
+def direct_us(request: Request) -> float | None:
+    """Estimated time of the product of a function's 16-bit floats by these rules; None if they have none."""
+    product = None if request.stays_in_floats else _read(request, tf32=False)
+    if product is None:
+        return None
+    product, _ = packed(product, request.own_constants)
+    return estimated_us_of_way(product, _way(product, request), known_gpu(request.gpu))
+
+
 def tensor_core_factors(request: Request) -> frozenset[int]:
     """Positions of the 16-bit floats that a function has tensor cores multiply; empty if it has none, or has
     them multiply padding, as its time is that of reading the larger factor."""

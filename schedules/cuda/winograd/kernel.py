@@ -182,7 +182,7 @@ class _Block:
                     for at, extent in ((top + i, conv.height), (left + j, conv.width))
                     if extent % OUTPUTS
                 ]
-                value = _guarded(conv.read(channel, image, top + i, left + j), [*guards, *ends])
+                value = guarded(conv.read(channel, image, top + i, left + j), [*guards, *ends])
                 at = (turn * integer(SIDE) + i) * integer(SIDE) + j
                 return tirx.BufferStore(self.registers.patches, value, [at])
 
@@ -200,7 +200,7 @@ class _Block:
                 value = tirx.BufferLoad(self.weights, [channel, i, j, output + number])
                 ends = [] if is_vector else [output + number < integer(conv.outputs)]
                 at = (i * integer(TAPS) + j) * integer(filters) + number
-                return tirx.BufferStore(self.registers.taps, _guarded(value, [*guards, *ends]), [at])
+                return tirx.BufferStore(self.registers.taps, guarded(value, [*guards, *ends]), [at])
 
             return (vectorized if is_vector else unrolled)(filters, lane)
 
@@ -219,14 +219,14 @@ class _Block:
                     at = (turn * integer(SIDE) + integer(i)) * integer(SIDE) + j
                     return tirx.BufferLoad(self.registers.patches, [at])
 
-                values = _data_transformed([element(i) for i in range(SIDE)])
-                return _stored(half, [([integer(i * SIDE) + j], v) for i, v in enumerate(values)])
+                values = data_transformed([element(i) for i in range(SIDE)])
+                return stores(half, [([integer(i * SIDE) + j], v) for i, v in enumerate(values)])
 
             def row(i: ir.Expr) -> tirx.Stmt:
                 first = i * integer(SIDE)
-                values = _data_transformed([tirx.BufferLoad(half, [first + integer(j)]) for j in range(SIDE)])
+                values = data_transformed([tirx.BufferLoad(half, [first + integer(j)]) for j in range(SIDE)])
                 places = [self._data_at(first + integer(j), c) + own for j in range(SIDE)]
-                return _stored(self.shared, [([at], v) for at, v in zip(places, values, strict=True)])
+                return stores(self.shared, [([at], v) for at, v in zip(places, values, strict=True)])
 
             return tirx.SeqStmt([unrolled(SIDE, column), unrolled(SIDE, row)])
 
@@ -248,7 +248,7 @@ class _Block:
 
                 values = _taps_transformed([element(i) for i in range(TAPS)])
                 places = [(integer(i * TAPS) + j) * integer(filters) + number for i in range(SIDE)]
-                return _stored(half, [([at], v) for at, v in zip(places, values, strict=True)])
+                return stores(half, [([at], v) for at, v in zip(places, values, strict=True)])
 
             return lanes(lane)
 
@@ -360,15 +360,15 @@ class _Block:
 
             def column(j: ir.Expr) -> tirx.Stmt:
                 points = [self._exchanged_at(integer(i * SIDE) + j, row, own) for i in range(SIDE)]
-                values = _result_transformed([tirx.BufferLoad(self.shared, [at]) for at in points])
-                return _stored(half, [([integer(i * SIDE) + j], v) for i, v in enumerate(values)])
+                values = result_transformed([tirx.BufferLoad(self.shared, [at]) for at in points])
+                return stores(half, [([integer(i * SIDE) + j], v) for i, v in enumerate(values)])
 
             def line(i: ir.Expr) -> tirx.Stmt:
                 loaded = [tirx.BufferLoad(half, [i * integer(SIDE) + integer(j)]) for j in range(SIDE)]
-                values = _result_transformed(loaded)
+                values = result_transformed(loaded)
                 # the sums of a line take the place of what they are made of
                 at = i * integer(OUTPUTS) + integer(OUTPUTS * SIDE)
-                return _stored(half, [([at + integer(j)], v) for j, v in enumerate(values)])
+                return stores(half, [([at + integer(j)], v) for j, v in enumerate(values)])
 
             output, at = first_output + row, first_tile + own
             image, top, left = self._tile_at(at)
@@ -409,16 +409,16 @@ class _Block:
         return tirx.IfThenElse(y < integer(conv.height), line, None) if conv.height % OUTPUTS else line
 
 
-def _guarded(value: ir.Expr, guards: list[ir.Expr]) -> ir.Expr:
+def guarded(value: ir.Expr, guards: list[ir.Expr]) -> ir.Expr:
     zero = tirx.FloatImm("float32", 0.0)
     return tirx.if_then_else(tirx.all(*guards), value, zero) if guards else value
 
 
-def _stored(buffer: ir.Var, values: list[tuple[list[ir.Expr], ir.Expr]]) -> tirx.Stmt:
+def stores(buffer: ir.Var, values: list[tuple[list[ir.Expr], ir.Expr]]) -> tirx.Stmt:
     return sequence([tirx.BufferStore(buffer, value, at) for at, value in values])
 
 
-def _data_transformed(d: list[ir.Expr]) -> list[ir.Expr]:
+def data_transformed(d: list[ir.Expr]) -> list[ir.Expr]:
     """`B^T d` of a line."""
     return [d[0] - d[2], d[1] + d[2], d[2] - d[1], d[1] - d[3]]
 
@@ -430,6 +430,6 @@ def _taps_transformed(g: list[ir.Expr]) -> list[ir.Expr]:
     return [g[0], both + middle, both - middle, g[2]]
 
 
-def _result_transformed(m: list[ir.Expr]) -> list[ir.Expr]:
+def result_transformed(m: list[ir.Expr]) -> list[ir.Expr]:
     """`A^T m` of a line."""
     return [m[0] + m[1] + m[2], m[1] - m[2] - m[3]]

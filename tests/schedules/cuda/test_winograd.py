@@ -177,13 +177,13 @@ def test_a_missing_barrier_shows() -> None:
 
 
 def test_a_wrong_sign_of_a_transform_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = kernel._data_transformed
+    right = kernel.data_transformed
 
     def wrong(line: list[tirx.Var]) -> list[tirx.Var]:
         first, second, third, fourth = right(line)
         return [first, second, third, tirx.FloatImm("float32", 0.0) - fourth]
 
-    monkeypatch.setattr(kernel, "_data_transformed", wrong)
+    monkeypatch.setattr(kernel, "data_transformed", wrong)
     assert shows(build(FAULT))
 
 
