@@ -7,6 +7,7 @@ from typing import Any
 from common import RESULTS
 
 from pages.decode import decode_tables
+from pages.decoder_plans import decoder_plan_tables
 from pages.drawn import drawn_tables
 from pages.drawn_plans import drawn_plan_tables
 from pages.gpu_model import gpu_model_tables
@@ -62,6 +63,7 @@ def tables() -> str:
             *(part for result in precision for part in precision_table(result)),
             *training_tables(),
             *decode_tables(),
+            *decoder_plan_tables(),
             *serve_tables(),
             *gpu_model_tables(),
         ]
