@@ -110,7 +110,7 @@ def text(value: Any) -> str:
         raise JsonValueError(f"{reprlib.repr(value)} is not a string")
     if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
         raise JsonValueError(f"{reprlib.repr(value)} has half a character")  # which nothing can print
-    return sys.intern(value)
+    return sys.intern(str(value))  # TVM's strings are of a class of their own
 
 
 def flag(value: Any) -> bool:

@@ -541,4 +541,4 @@ def show_lowered(c: LoweredNetwork) -> tuple[str, str]:
 
 
 def _json(value: object) -> str:
-    return json.dumps(value, indent=1) + "\n"
+    return json.dumps(value, indent=1, default=sorted) + "\n"  # sets of names

@@ -17,7 +17,8 @@ def torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is installed, and has not been imported yet."""
     (tmp_path / "torch.py").write_text("Tensor = 7\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)  # so that it goes again where none was
+    monkeypatch.delitem(sys.modules, "torch")
 
 
 def test_torch_is_not_found_meanwhile_and_is_there_afterwards(torch: None) -> None:
