@@ -86,7 +86,7 @@ runtime-wheel: $(VENV)/.installed
 # about five hours on two cores, three of which are `plans`, `drawn_plans`, `regret` and `published`: choose some with
 # PARTS="memory cpu-avx2".
 BENCHMARKS := accuracy memory offsets plans drawn_plans regret published resnet50 compile_time cpu-avx512 cpu-avx2 \
-    sessions conv1d-avx512 conv1d-avx2 conv1d-avx512_bf16 precision decode training ranks serve
+    sessions conv1d-avx512 conv1d-avx2 conv1d-avx512_bf16 precision decode decoder_plans training ranks serve
 PARTS ?= $(BENCHMARKS)
 
 # Parts that are not a file of their name, or ISA behind it.
