@@ -293,7 +293,7 @@ def _is_unbeaten(candidate: _Candidate, budget_bytes: int, bounds: _Bounds) -> b
 def _fastest_of_each(
     budgets: Sequence[int], found: Mapping[int, _Candidate], beside: Mapping[int, _Candidate]
 ) -> dict[int, _Candidate]:
-    """For each budget the fastest of what is found for it, or for a smaller one, with its bound."""
+    """For each budget the fastest of what is found for it, or side by side for a smaller one."""
     best: dict[int, _Candidate] = {}
     last: tuple[_Candidate, ...] = ()
     for b in sorted(budgets):
@@ -302,7 +302,8 @@ def _fastest_of_each(
             bound_us = min(cache_bound_us(candidate.context, NO_PINS, b), candidate.placed.makespan_us)
             candidate = replace(candidate, placed=replace(candidate.placed, bound_us=bound_us))
         best[b] = candidate
-        last = (candidate,)
+        # of the others a larger budget's own plan is never slower, and has a bound of its own
+        last = (candidate,) if candidate.tiling.second else ()
     return {b: best[b] for b in budgets}
 
 

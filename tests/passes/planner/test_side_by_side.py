@@ -15,8 +15,7 @@ from hybridc.passes.planner.side_by_side import cut_by_bandwidth, cut_worth_maki
 from tests.support.machines import SLOW_MEMORIES
 
 WEIGHT, ROWS, LAYERS = 30_000, 64, 4
-BOTH = (Device.GPU, Device.CPU)
-DEVICES = BOTH
+DEVICES = (Device.GPU, Device.CPU)
 
 
 @pytest.fixture
@@ -25,7 +24,7 @@ def machine() -> Machine:
 
 
 def kernel(name: str, *inputs: str, moved: int = 0) -> Kernel:
-    return Kernel(name, name, inputs, (f"{name}.out",), bytes_moved=moved, devices=BOTH, family="matmul")
+    return Kernel(name, name, inputs, (f"{name}.out",), bytes_moved=moved, devices=DEVICES, family="matmul")
 
 
 def graph_of(kernels: list[Kernel], weights: dict[str, int]) -> Graph:
