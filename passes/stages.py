@@ -58,7 +58,7 @@ from hybridc.passes.planner.search.partition import (
     needs_no_gpu,
     smallest_budget_bytes,
 )
-from hybridc.passes.planner.side_by_side import cut_by_bandwidth, cut_worth_making, second_kernels
+from hybridc.passes.planner.side_by_side import cut_by_bandwidth, cut_worth_making, second_kernels, with_heads
 from hybridc.passes.planner.tighten_bound import with_tight_bound
 from hybridc.passes.planner.watch import Stop, Watch
 from hybridc.passes.precision.gpu_step import reduce_gpu_step_precision
@@ -315,32 +315,41 @@ def _side_by_side(
         return c, []  # kernels have other names there
     products = large_products(c.unfused)
     weight_bytes = {product.weight: product.weight_bytes for product in products}
-    if c.job.many_sizes:
-        cut = _cut_of_sizes(c, weight_bytes)
-    else:
-        cut = cut_worth_making(weight_bytes, c.graph, c.machine)
+    cut = c.job.cut if c.job.many_sizes and _is_decided(c.job) else _cut(c, weight_bytes)
     if cut is None:
         return c, []
-    made = side_by_side(c.unfused, [p for p in products if p.weight in cut.weights], cut.share)
+    made = side_by_side(c.unfused, [p for p in products if p.weight in cut.weights], cut.share, cut.heads)
     if made is None:
         return c, []
-    graphed = to_graph(ImportedNetwork(c.job, made.program, c.library, c.narrow), progress)
+    narrow = c.narrow.in_parts(made.inputs, made.outputs)
+    graphed = to_graph(ImportedNetwork(c.job, made.program, c.library, narrow), progress)
     progress.stage("tile")
     c = replace(c, library=graphed.library)
-    second = second_kernels(graphed.graph, made.second_weights)
-    if not second or not leaves_caches_whole(graphed.graph, whole.graph):
+    graph = graphed.graph
+    presents = ((graph.outputs[first], graph.outputs[second]) for first, second in made.outputs.items())
+    graph = replace(graph, parts=(*made.inputs.values(), *presents))
+    second = second_kernels(graph, made.second_weights | {other for _, other in graph.parts})
+    if not second or not leaves_caches_whole(graph, whole.graph):
         return c, []
-    return c, [Tiling(graphed.graph, second=second, cut=cut, is_required=c.job.many_sizes)]
+    return c, [Tiling(graph, second=second, cut=cut, is_required=c.job.many_sizes)]
 
 
-def _cut_of_sizes(c: GraphedNetwork, weight_bytes: Mapping[str, int]) -> ColumnCut | None:
-    """The one of all sizes, which is decided for the largest: a decoder is cut that does not fit the GPU."""
-    if c.job.cut is not None or c.job.tile_limits is not None:
-        return c.job.cut
+def _is_decided(job: Job) -> bool:
+    """Whether the cut of all sizes is known: it is decided for the largest."""
+    return job.cut is not None or job.tile_limits is not None
+
+
+def _cut(c: GraphedNetwork, weight_bytes: Mapping[str, int]) -> ColumnCut | None:
+    """Where large products are cut, if it may pay; with several sizes only in a decoder that does not fit."""
     peak_bytes = all_gpu_peak_bytes(c.graph, c.machine)
-    if not c.graph.caches or max(budget_bytes(c.job, peak_bytes)) >= peak_bytes:
+    largest_bytes = max(budget_bytes(c.job, peak_bytes))
+    if not c.job.many_sizes:
+        cut = cut_worth_making(weight_bytes, c.graph, c.machine)
+    elif c.graph.caches and largest_bytes < peak_bytes:
+        cut = cut_by_bandwidth(weight_bytes, c.machine)
+    else:
         return None
-    return cut_by_bandwidth(weight_bytes, c.machine)
+    return cut if cut is None else with_heads(cut, weight_bytes, c.graph, c.machine, largest_bytes)
 
 
 def _is_best_on_cpu(c: GraphedNetwork, whole: Tiling) -> bool:

@@ -15,6 +15,7 @@ from hybridc.artifact.manifest import (
     Port,
     StoredPlan,
     StoredWeight,
+    joined_axis,
 )
 from hybridc.ir import BufferKind, Device, Graph, Plan, Role
 from hybridc.ir.graph import dtype_bits, stored_dtype
@@ -130,14 +131,18 @@ def _check_ports(interface: Interface, graph: Graph) -> None:
     results = (*interface.outputs, *interface.counts)
     sizes = tuple(Port("", (1,), "int64") for _ in interface.sizes)
     for ports, names in (((*interface.inputs, *sizes), graph.inputs), (results, graph.outputs)):
-        if len(ports) != len(names):
+        tensors_of_ports = graph.ports(names)
+        if len(ports) != len(tensors_of_ports):
             raise ValueError("its inputs and outputs do not match the plan")
-        for port, name in zip(ports, names, strict=True):
-            tensor = graph.tensor[name]
+        for port, own in zip(ports, tensors_of_ports, strict=True):
+            shapes, types = zip(*((graph.tensor[n].shape, graph.tensor[n].dtype) for n in own), strict=True)
+            if len(own) > 1:
+                joined_axis(port.shape, shapes)
             # a port may see its tensor through a reshape, so only the number of elements must agree
-            if (math.prod(tensor.shape), tensor.dtype) != (math.prod(port.shape), stored_dtype(port.dtype)):
+            elements = sum(map(math.prod, shapes))
+            if elements != math.prod(port.shape) or set(types) != {stored_dtype(port.dtype)}:
                 raise ValueError("its inputs and outputs do not match the plan")
-            if port.name and tensors.setdefault(port.name, name) != name:
+            if port.name and tensors.setdefault(port.name, own[0]) != own[0]:
                 raise ValueError(f"{port.name!r} names two tensors")
     given = {t.name for t in graph.tensors if t.role is not Role.WEIGHT} - graph.producer.keys()
     if sorted(given) != sorted(graph.inputs):

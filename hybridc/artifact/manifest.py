@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -65,6 +65,18 @@ class Port:
     """Of an input, what losses take its values as."""
     cuts: tuple[Cut, ...] = ()
     """Of an output, axes of which `shape` has only the bound."""
+
+
+def joined_axis(shape: tuple[int, ...], parts: Sequence[tuple[int, ...]]) -> int:
+    """The axis along which tensors of these shapes together have the shape of a port.
+
+    Raises ValueError if there is none.
+    """
+    for axis, extent in enumerate(shape):
+        others = {(*part[:axis], *part[axis + 1 :]) for part in parts}
+        if others == {(*shape[:axis], *shape[axis + 1 :])} and sum(p[axis] for p in parts) == extent:
+            return axis
+    raise ValueError("parts of an input or output are not what it is")
 
 
 @dataclass(frozen=True, slots=True)

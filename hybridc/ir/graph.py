@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import reprlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -204,6 +205,9 @@ class Graph:
     loop_carried: tuple[tuple[str, str], ...] = ()
     """Pairs of an input and the output that the next run takes in its place; `carried` in artifacts: states
     of training, and caches."""
+    parts: tuple[tuple[str, str], ...] = ()
+    """Pairs of tensors that are one input, or output, of the model: the bytes of the second follow those of
+    the first, which has its position in `inputs` or `outputs`; all second parts stand behind the others."""
 
     def __repr__(self) -> str:
         return f"<Graph: {len(self.kernels)} kernels, {len(self.tensors)} tensors>"
@@ -228,6 +232,12 @@ class Graph:
     def caches(self) -> tuple[tuple[str, str], ...]:
         """Those loop-carried pairs of which a run replaces some rows, and leaves the rest as it is."""
         return tuple((old, new) for old, new in self.loop_carried if self.kernels[self.producer[new]].appends)
+
+    def ports(self, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        """The tensors of each of the model's inputs, or outputs, which `names` are those of the graph."""
+        second = dict(self.parts)
+        behind = set(second.values())
+        return tuple((n, second[n]) if n in second else (n,) for n in names if n not in behind)
 
     @cached_property
     def producer(self) -> dict[str, int]:
@@ -277,6 +287,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
         "inputs": list(graph.inputs),
         "outputs": list(graph.outputs),
         **({"carried": [list(pair) for pair in graph.loop_carried]} if graph.loop_carried else {}),
+        **({"parts": [list(pair) for pair in graph.parts]} if graph.parts else {}),
     }
 
 
@@ -295,6 +306,7 @@ def graph_from_json(data: Any) -> Graph:
         inputs=member(data, "inputs", each(text)),
         outputs=member(data, "outputs", each(text)),
         loop_carried=member(data, "carried", each(_pair), ()),
+        parts=member(data, "parts", each(_pair), ()),
     )
 
 

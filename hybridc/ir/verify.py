@@ -91,6 +91,7 @@ def _check_graph(graph: Graph) -> None:
         if not isinstance(name, str) or name not in graph.tensor:
             raise _refuse("HC210", f"unknown tensor {name!r}", "the graph")
     _check_loop_carried(graph)
+    _check_parts(graph)
     _check_guards(graph)
 
 
@@ -151,6 +152,20 @@ def _check_loop_carried(graph: Graph) -> None:
         known = old in inputs and old not in outputs and new in outputs and new in graph.producer
         if not known or old in graph.producer or len(types) != 2 or types[0] != types[1]:
             raise _refuse("HC210", f"{new!r} and {old!r} cannot be a loop-carried pair", "the graph")
+
+
+def _check_parts(graph: Graph) -> None:
+    """Both parts are inputs, or outputs, of one type, each once, the second ones behind all others."""
+    names = [name for pair in graph.parts for name in pair]
+    if len(set(names)) != len(names):
+        raise _refuse("HC210", "a tensor is in two pairs of parts", "the graph")
+    second = {other for _, other in graph.parts}
+    behind = [ports[len(ports) - len(second & set(ports)) :] for ports in (graph.inputs, graph.outputs)]
+    for pair in graph.parts:
+        found = [ports for ports in (graph.inputs, graph.outputs) if all(ports.count(n) == 1 for n in pair)]
+        types = {graph.tensor[name].dtype for name in pair}
+        if len(found) != 1 or len(types) != 1 or not any(pair[1] in each for each in behind):
+            raise _refuse("HC210", f"{pair[0]!r} and {pair[1]!r} cannot be parts", "the graph")
 
 
 def _is_possible(tensor: Tensor) -> bool:

@@ -19,7 +19,7 @@ class DecoderRow:
     """A decoder whose caches stay in place. Of other networks there is none."""
 
     caches: Mapping[Device, int]
-    """Caches on each device that has some; a layer has two."""
+    """Caches, or parts of caches, on each device that has some; a layer has two caches."""
     cache_bytes: Mapping[Device, int]
     cache_dtypes: tuple[str, ...]
     """Types of their elements, each once."""
@@ -33,6 +33,8 @@ class DecoderRow:
     """Predicted, of all sequences together."""
     others: tuple[OtherRow, ...] = ()
     """What others' ways would reach within the budget."""
+    is_cut: bool = False
+    """Whether the heads of caches are divided between the devices, so that each cache is two parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +91,23 @@ def decoder_row(
         tokens=tokens,
         tokens_per_s=1e6 * new_tokens / plan.makespan_us if new_tokens else None,
         others=tuple(OtherRow.of(way, new_tokens) for way in others),
+        is_cut=bool(graph.parts),
     )
 
 
 def decoder_lines(row: DecoderRow) -> list[str]:
     """Sentences of a plan's summary."""
     types = " and ".join(row.cache_dtypes)
+    kind = " parts" if row.is_cut else ""
     places = [
-        f"{row.caches[device]} of {types} on the {device.value.upper()} in"
+        f"{row.caches[device]}{kind} of {types} on the {device.value.upper()} in"
         f" {format_bytes(row.cache_bytes[device])}"
         for device in row.caches
     ]
     each_bytes = sum(row.cache_bytes.values()) // row.positions
+    heads = ", their heads divided between both devices" if row.is_cut else ""
     lines = [
-        f"Caches stay in place, {' and '.join(places)}: room for {plural(row.positions, 'token')}"
+        f"Caches stay in place{heads}, {' and '.join(places)}: room for {plural(row.positions, 'token')}"
         f" of {format_bytes(each_bytes)} each."
     ]
     if row.sequences and row.tokens and row.tokens_per_s:

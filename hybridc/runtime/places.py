@@ -2,21 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
 from hybridc.artifact.load import Artifact
-from hybridc.ir import Buffer, BufferKind, Device
+from hybridc.artifact.manifest import Port, joined_axis
+from hybridc.ir import Buffer, BufferKind, Device, Graph
 
 
-def fed_tensors(artifact: Artifact) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The tensor behind each input, by its name, and those of the sizes of open dimensions."""
-    inputs, names = artifact.interface.inputs, artifact.graph.inputs
-    known = {port.name: tensor for port, tensor in zip(inputs, names, strict=False)}
-    return known, tuple(names[len(inputs) :])
+@dataclass(frozen=True, slots=True)
+class PortTensor:
+    """A tensor that is an input or output of the model, or a part of one."""
+
+    name: str
+    port: Port
+    """As users know it, of the part alone."""
+    axis: int = 0
+    begin: int = 0
+    """Where the part begins along this axis."""
+
+    def of(self, array: np.ndarray) -> np.ndarray:
+        """The part of an array that is fed, which may have smaller sizes along other axes."""
+        before = (slice(None),) * self.axis
+        return array[(*before, slice(self.begin, self.begin + self.port.shape[self.axis]))]
 
 
-def result_tensors(artifact: Artifact) -> dict[str, str]:
-    """The tensor behind each output and count, by its name."""
-    ports = artifact.interface.outputs + artifact.interface.counts
-    return {port.name: tensor for port, tensor in zip(ports, artifact.graph.outputs, strict=True)}
+def fed_tensors(artifact: Artifact) -> tuple[dict[str, tuple[PortTensor, ...]], tuple[str, ...]]:
+    """The tensors of each input, by its name, and those of the sizes of open dimensions."""
+    ports, graph = artifact.interface.inputs, artifact.graph
+    known = graph.ports(graph.inputs)
+    fed = zip(ports, known, strict=False)
+    sizes = tuple(name for names in known[len(ports) :] for name in names)
+    return {port.name: _port_tensors(port, names, graph) for port, names in fed}, sizes
+
+
+def result_tensors(artifact: Artifact) -> dict[str, tuple[PortTensor, ...]]:
+    """The tensors of each output and count, by its name."""
+    ports, graph = artifact.interface.outputs + artifact.interface.counts, artifact.graph
+    results = zip(ports, graph.ports(graph.outputs), strict=True)
+    return {port.name: _port_tensors(port, names, graph) for port, names in results}
+
+
+def _port_tensors(port: Port, names: Sequence[str], graph: Graph) -> tuple[PortTensor, ...]:
+    if len(names) == 1:
+        return (PortTensor(names[0], port),)
+    shapes = [graph.tensor[name].shape for name in names]
+    axis = joined_axis(port.shape, shapes)
+    begins = [sum(shape[axis] for shape in shapes[:number]) for number in range(len(shapes))]
+    parts = zip(names, shapes, begins, strict=True)
+    return tuple(PortTensor(name, replace(port, shape=shape), axis, begin) for name, shape, begin in parts)
 
 
 def places(artifact: Artifact, device: Device) -> dict[tuple[str, bool], slice]:

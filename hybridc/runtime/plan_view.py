@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import or_
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from hybridc.ir.bind import Binding, BindingError, bind
 from hybridc.labels import check_labels
 from hybridc.runtime.faults import check_fed
 from hybridc.runtime.memory import HostPlace, Memory
-from hybridc.runtime.places import fed_tensors, places, result_tensors
+from hybridc.runtime.places import PortTensor, fed_tensors, places, result_tensors
 from hybridc.runtime.ports import as_port, port_dtype
 
 
@@ -34,14 +35,14 @@ class PlanView:
         self._input_checks = _input_checks(artifact)
         self._places = places(artifact, Device.CPU)
         self._gpu_places = places(artifact, Device.GPU)
-        sizes = [Port("", (1,), "int64") for _ in self._sizes]
-        fed = zip((*self._interface.inputs, *sizes), (*self._inputs.values(), *self._sizes), strict=True)
-        self._fed = tuple(
-            (t, p, self._host_place(t, p, True), self._gpu_places.get((t, True))) for p, t in fed
-        )
-        """What may be fed: a tensor, how users know it, and where on the host or the GPU a run reads it."""
-        ports = self._interface.outputs + self._interface.counts
-        self._result_places = {p.name: self._host_place(self._results[p.name], p, False) for p in ports}
+        sizes = [PortTensor(name, Port("", (1,), "int64")) for name in self._sizes]
+        fed = (*(tensor for tensors in self._inputs.values() for tensor in tensors), *sizes)
+        self._fed = tuple((t, self._host_place(t, True), self._gpu_places.get((t.name, True))) for t in fed)
+        """What may be fed, and where on the host or the GPU a run reads it."""
+        self._result_places = {
+            port: tuple(self._host_place(tensor, False) for tensor in tensors)
+            for port, tensors in self._results.items()
+        }
         """Where results and counts are on the host, by name; None: they are elsewhere."""
 
     def checked(self, fed: Mapping[str, np.ndarray], sizes: Sequence[int]) -> dict[str, np.ndarray]:
@@ -50,22 +51,24 @@ class PlanView:
         arrays = {}
         for port in self._interface.inputs:
             if port.name in fed:
-                array, tensor = fed[port.name], self._inputs[port.name]
+                array = fed[port.name]
                 check_labels(port.name, array, port.labels)
-                check_fed(array, self._input_checks.get(tensor, ()))
-                arrays[tensor] = array
+                for tensor in self._inputs[port.name]:
+                    part = tensor.of(array) if len(self._inputs[port.name]) > 1 else array
+                    check_fed(part, self._input_checks.get(tensor.name, ()))
+                    arrays[tensor.name] = part
         numbers = np.array(sizes, np.int64)
         return arrays | {t: numbers[i : i + 1] for i, t in enumerate(self._sizes)}
 
     def put(self, memory: Memory, arrays: Mapping[str, np.ndarray]) -> None:
         """Write what is fed to where the plan reads it, with zeros behind it up to the largest sizes."""
-        for tensor, port, place, gpu_place in self._fed:
-            if tensor not in arrays:
+        for tensor, place, gpu_place in self._fed:
+            if tensor.name not in arrays:
                 continue
             if place is not None:
-                _fill(memory.array(place), arrays[tensor])
+                _fill(memory.array(place), arrays[tensor.name])
             elif gpu_place is not None:
-                memory.put_on_gpu(gpu_place.start, _padded(arrays[tensor], port))
+                memory.put_on_gpu(gpu_place.start, _padded(arrays[tensor.name], tensor.port))
 
     def output(self, position: int, memory: Memory, fed: Mapping[str, np.ndarray]) -> np.ndarray:
         """The elements that there are, where sizes or data determine how many: valid until another run."""
@@ -79,29 +82,42 @@ class PlanView:
         return array
 
     def _output(self, port: Port, memory: Memory, fed: Mapping[str, np.ndarray]) -> np.ndarray:
-        """In its largest size. An output may be an input, whose place may be taken by now, or a weight."""
-        tensor = self._results[port.name]
-        if tensor in fed:
-            source = next((p for p in self._interface.inputs if self._inputs[p.name] == tensor), port)
-            return _padded(fed[tensor], source).reshape(port.shape)
-        place = self._result_places[port.name]
+        """In its largest size."""
+        tensors = zip(self._results[port.name], self._result_places[port.name], strict=True)
+        arrays = [self._result(tensor, place, memory, fed) for tensor, place in tensors]
+        return _joined(arrays, self._results[port.name])
+
+    def _result(
+        self, tensor: PortTensor, place: HostPlace | None, memory: Memory, fed: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
+        """It may be an input, whose place may be taken by now, or a weight."""
+        name, port = tensor.name, tensor.port
+        if name in fed:
+            sources = (each.port for each, _, _ in self._fed if each.name == name)
+            return _padded(fed[name], next(sources, port)).reshape(port.shape)
         if place is not None:
             return memory.array(place)
-        if (tensor, False) in self._gpu_places:
-            return self._from_gpu(memory, tensor, port, is_before=False)
+        if (name, False) in self._gpu_places:
+            return self._from_gpu(memory, tensor, is_before=False)
         stored = self.artifact.stored_plan.host_weights
-        weight = next(w for w in stored if w.tensor == tensor and not w.layout)
+        weight = next(w for w in stored if w.tensor == name and not w.layout)
         return as_port(memory.weight_bytes(weight), port)
 
     def shared_places(self, memory: Memory, outputs: Mapping[str, str]) -> dict[str, np.ndarray]:
         """What `Session.places` returns."""
-        ports = {port.name: port for port in self._interface.inputs}
-        found = {name: self._places.get((self._inputs[name], True)) for name in outputs}
+        found = {name: self._shared(name, output) for name, output in outputs.items()}
         return {
-            name: as_port(memory.host_bytes[place], ports[name])
-            for name, place in found.items()
-            if place is not None and place == self._places.get((self._results[outputs[name]], False))
+            name: as_port(memory.host_bytes[places[0]], self._inputs[name][0].port)
+            for name, places in found.items()
+            if len(places) == 1 and places[0] is not None
         }
+
+    def _shared(self, name: str, output: str) -> list[slice | None]:
+        """Where on the host a run finds each part of an input, and leaves that of the output in its place;
+        None: it is elsewhere, or the two are not in one place."""
+        pairs = zip(self._inputs[name], self._results[output], strict=False)
+        places = [(self._places.get((o.name, True)), self._places.get((n.name, False))) for o, n in pairs]
+        return [before if before == after else None for before, after in places]
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -117,21 +133,38 @@ class PlanView:
         """What `Session.residents` returns."""
         before = {t for t, is_before in self._gpu_places if is_before}
         carried = dict(self.artifact.graph.loop_carried)
-        pairs = ((name, self._inputs[name], self._results[output]) for name, output in outputs.items())
-        return frozenset(name for name, old, new in pairs if old in before and carried.get(old) == new)
+
+        def stays(name: str, output: str) -> bool:
+            pairs = zip(self._inputs[name], self._results[output], strict=False)
+            on_gpu = [old.name in before and carried.get(old.name) == new.name for old, new in pairs]
+            on_host = [place is not None for place in self._shared(name, output)]
+            return (any(on_gpu) or len(on_gpu) > 1) and all(map(or_, on_gpu, on_host))
+
+        return frozenset(name for name, output in outputs.items() if stays(name, output))
 
     def resident(self, memory: Memory, port: Port) -> np.ndarray:
-        """A copy of what is on the GPU of an input."""
-        return self._from_gpu(memory, self._inputs[port.name], port, is_before=True)
+        """A copy of what is on the GPU of an input, with its part that is on the host."""
+        tensors = self._inputs[port.name]
+        places = [self._host_place(tensor, True) for tensor in tensors]
+        arrays = [
+            self._from_gpu(memory, tensor, is_before=True) if place is None else memory.array(place)
+            for tensor, place in zip(tensors, places, strict=True)
+        ]
+        return _joined(arrays, tensors)
 
-    def _host_place(self, tensor: str, port: Port, is_before: bool) -> HostPlace | None:
+    def _host_place(self, tensor: PortTensor, is_before: bool) -> HostPlace | None:
         """Where a tensor is on the host before or after a run, if it is there, as users know it."""
-        place = self._places.get((tensor, is_before))
+        place, port = self._places.get((tensor.name, is_before)), tensor.port
         return None if place is None else (place.start, place.stop, port_dtype(port.dtype), port.shape)
 
-    def _from_gpu(self, memory: Memory, tensor: str, port: Port, *, is_before: bool) -> np.ndarray:
-        place = self._gpu_places[tensor, is_before]
-        return as_port(memory.get_from_gpu(place.start, place.stop - place.start), port)
+    def _from_gpu(self, memory: Memory, tensor: PortTensor, *, is_before: bool) -> np.ndarray:
+        place = self._gpu_places[tensor.name, is_before]
+        return as_port(memory.get_from_gpu(place.start, place.stop - place.start), tensor.port)
+
+
+def _joined(arrays: Sequence[np.ndarray], tensors: Sequence[PortTensor]) -> np.ndarray:
+    """The array as users know it of its parts."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=tensors[0].axis)
 
 
 def _input_checks(artifact: Artifact) -> dict[str, tuple[Check, ...]]:

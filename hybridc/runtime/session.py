@@ -304,7 +304,8 @@ class Session:
     def residents(
         self, outputs: Mapping[str, str], feeds: Mapping[str, np.ndarray] | None = None
     ) -> frozenset[str]:
-        """Of inputs, and the outputs that replace them from run to run, those that stay on the GPU.
+        """Of inputs, and the outputs that replace them from run to run, those that stay on the GPU, or in
+        parts where they are.
 
         By the input's name: it need not be fed again (`kept`), nor the output be asked for. With several
         plans, those of a run of `feeds`; a run by another plan leaves something else there. What is there is
@@ -313,7 +314,7 @@ class Session:
         return self._view(feeds).residents(outputs)
 
     def resident(self, name: str) -> np.ndarray:
-        """A copy of what is on the GPU of one of `residents` of the plan that ran last.
+        """A copy of one of `residents` of the plan that ran last.
 
         Raises UsageError HC556, DeviceError HC407.
         """

@@ -16,6 +16,9 @@ from hybridc.passes.program.prim_funcs import Pattern
 from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
 from hybridc.schedules.shapes import index_shape
 
+ROTARY = "rotary"
+"""The block of such a function."""
+
 
 def rotate_in_one(expr: relax.Expr, context: Context) -> relax.Expr | None:
     """Pairs of an element of the first half of the last axis, a, and one of the second, b, turned by angles:
@@ -46,7 +49,7 @@ def rotate_in_one(expr: relax.Expr, context: Context) -> relax.Expr | None:
 
     operands = [halved(value) for value in (data, cosines, sines)]
     shapes = [tensor_shape(value) for value in operands]
-    call = context.call(("rotary", *shapes), lambda: rotary(*shapes), operands)
+    call = context.call((ROTARY, *shapes), lambda: rotary(*shapes), operands)
     return context.emit(relax.op.reshape(context.emit(call), shape))
 
 
@@ -67,7 +70,7 @@ def rotary(data: Sequence[int], cosines: Sequence[int], sines: Sequence[int]) ->
         turn = x[(*outer, tirx.const(1, "int64") - half, pair)] * of(sin, at)
         return x[at] * of(cos, at) + tirx.Select(half == 0, -turn, turn)
 
-    out = te.compute(x.shape, turned, name="rotary")
+    out = te.compute(x.shape, turned, name=ROTARY)
     function = te.create_prim_func([x, cos, sin, out])
     return function.with_attr("op_pattern", int(Pattern.INJECTIVE)).with_attr("tirx.noalias", True)
 

@@ -40,6 +40,8 @@ class ColumnCut:
     """By which they are known, one of each product."""
     share: float
     """Of the columns, that second parts have."""
+    heads: float = 0.0
+    """Of the heads of caches; none: these are left whole."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,10 +114,10 @@ def _fastest(tried: Iterable[_Tried]) -> Iterator[_Tried]:
 
 def cache_settings(context: PlanningContext, budget_bytes: int) -> list[CacheSetting]:
     """With the caches of the last 0, 1, ... layers on the GPU; none if it is no decoder
-    whose layers follow one another."""
+    whose layers follow one another. Second parts of caches are on the host."""
     graph = context.graph
     order = best_order(graph) if context.order is None else context.order
-    groups = cache_groups(graph)
+    groups = [group for group in cache_groups(graph) if not group.is_second(graph, context.second)]
     if not groups or any(Device.GPU not in group.devices(graph, NO_PINS) for group in groups):
         return []
     spans = _spans(order, groups)
@@ -126,7 +126,7 @@ def cache_settings(context: PlanningContext, budget_bytes: int) -> list[CacheSet
     found = []
     for count in range(len(groups) + 1):
         on_gpu = groups[len(groups) - count :]
-        pins = {k: d for group in groups for k, d in group.pins(graph, Device.CPU).items()}
+        pins = {k: d for group in cache_groups(graph) for k, d in group.pins(graph, Device.CPU).items()}
         pins |= {k: d for group in on_gpu for k, d in group.pins(graph, Device.GPU).items()}
         names = frozenset(name for group in on_gpu for name in group.names)
         left_bytes = budget_bytes - sum(group.size_bytes(graph) for group in on_gpu)

@@ -23,6 +23,8 @@ from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.other_ways import CacheSetting, cache_settings
 from hybridc.passes.planner.search.policies import side_by_side_fills, streaming_fills
 
+_HEADS = 1
+"""The axis of heads in caches."""
 _SEARCHES = 3
 """Numbers of caches on the GPU that are searched for, the best by their starts."""
 _STREAMED = 4
@@ -32,15 +34,21 @@ _NARROWED = (1.0, 0.99, 0.97, 0.94)
 _ANNEALING_SHARE = 0.25
 """Of the effort for a budget: the starts are near the best."""
 _SEED = 1
+# A GPU that has nearly nothing to do is better left out by the other ways.
+_MOST_SHARE = 0.95
+"""Of columns in second parts."""
 # What is saved is an estimate, and another graph to plan takes seconds.
 _LEAST_SAVED = 0.05
 """Share of the time of all kernels that products in two parts must save."""
 
 
-def second_kernels(graph: Graph, second_weights: Set[str]) -> frozenset[str]:
-    """Kernels that read weights of second parts, and those whose results only such kernels read, by name."""
+def second_kernels(graph: Graph, second: Set[str]) -> frozenset[str]:
+    """Kernels that read tensors of second parts, and those whose results only such kernels read, by name.
+
+    These tensors are weights, and caches before and after a run.
+    """
     caches = {name for pair in graph.caches for name in pair}
-    found = {kernel.name for kernel in graph.kernels if not second_weights.isdisjoint(kernel.inputs)}
+    found = {kernel.name for kernel in graph.kernels if not second.isdisjoint(kernel.inputs)}
     outputs = {*graph.outputs, *(t.name for t in graph.tensors if t.role is Role.STATE)}
     for kernel in reversed(graph.kernels):
         touched = {*kernel.inputs, *kernel.outputs}
@@ -89,6 +97,34 @@ def cut_by_bandwidth(weight_bytes: Mapping[str, int], machine: Machine) -> Colum
     both_gb_s = gpu_gb_s + cpu_gb_s
     chosen = {name for name, size in weight_bytes.items() if size / (both_gb_s * 1e3) > exchange_us}
     return ColumnCut(frozenset(chosen), cpu_gb_s / (gpu_gb_s + cpu_gb_s)) if chosen else None
+
+
+def with_heads(
+    cut: ColumnCut, weight_bytes: Mapping[str, int], graph: Graph, machine: Machine, budget_bytes: int
+) -> ColumnCut:
+    """The cut with heads of caches in second parts, too, as many as balance devices like the columns.
+
+    Where first parts do not fit the budget so, second parts are larger: the CPU computes as much of what does
+    not fit as it reads while the link copies the rest.
+    """
+    heads = {graph.tensor[old].shape[_HEADS] for old, _ in graph.caches}
+    if len(heads) != 1:
+        return cut
+    [count] = heads
+    cache_bytes = sum(graph.tensor[old].size_bytes for old, _ in graph.caches)
+    cut_bytes = sum(weight_bytes[name] for name in cut.weights)
+    read = {*cut.weights, *(new for _, new in graph.caches)}
+    reading = [kernel for kernel in graph.kernels if not read.isdisjoint(kernel.inputs)]
+    all_us = sum(kernel_us(kernel, machine, Device.CPU) for kernel in reading)
+    cpu_gb_s = (cut_bytes + cache_bytes) / all_us / 1e3
+    # copies have what the CPU leaves of the memory that both read
+    link_gb_s = max(0.0, min(machine.link.h2d_gb_s, machine.cpu.together_gb_s - cpu_gb_s))
+    missing_bytes = cut_bytes + cache_bytes - budget_bytes
+    on_cpu_bytes = missing_bytes * cpu_gb_s / (cpu_gb_s + link_gb_s)
+    share = min(max(cut.share, on_cpu_bytes / (cut_bytes + cache_bytes)), _MOST_SHARE)
+    of_heads = round(share * count) / count
+    of_columns = (on_cpu_bytes - of_heads * cache_bytes) / cut_bytes
+    return replace(cut, share=min(max(cut.share, of_columns), _MOST_SHARE), heads=of_heads)
 
 
 def side_by_side_plan(context: PlanningContext, budget_bytes: int) -> PlacedPlan | None:

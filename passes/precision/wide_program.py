@@ -7,7 +7,7 @@ kernels their 16 bits back (`narrow_storage.py`), so that a result is rounded on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,6 +44,19 @@ class NarrowTensors:
             {**self.outputs, **other.outputs},
             {**self.nodes, **other.nodes},
             self.integers | other.integers,
+        )
+
+    def in_parts(self, inputs: Mapping[str, Sequence[str]], outputs: Mapping[int, int]) -> NarrowTensors:
+        """Of the program in which these inputs are several, by name, and outputs are others, too."""
+
+        def parts(name: str) -> Sequence[str]:
+            return inputs.get(name, (name,))
+
+        return NarrowTensors(
+            {part: dtype for name, dtype in self.inputs.items() for part in parts(name)},
+            {**self.outputs, **{n: self.outputs[old] for old, n in outputs.items() if old in self.outputs}},
+            self.nodes,
+            frozenset(part for name in self.integers for part in parts(name)),
         )
 
     def __bool__(self) -> bool:

@@ -12,8 +12,8 @@ linear layers: Shoeybi et al., "Megatron-LM", 2019, there between equal devices.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from tvm import relax
 
@@ -26,8 +26,10 @@ from hybridc.passes.program.program import (
     substitute,
     variables,
 )
-from hybridc.passes.tiling.slice_rules import Operation, slice_of
-from hybridc.passes.tiling.tile import emit_tiles
+from hybridc.passes.tiling.heads import TiledTensors, caches_of_heads, cut_alike, cut_by_heads
+from hybridc.passes.tiling.slice_rules import Operation
+from hybridc.passes.tiling.split_products import split_products
+from hybridc.passes.tiling.tile import emit_tiles, tile_name
 from hybridc.passes.tiling.tile_sizes import TensorFacts, TiledTensor
 from hybridc.passes.tiling.working_set import size_bytes
 
@@ -36,9 +38,8 @@ _STEP = 64
 # A link's latency is some microseconds, in which a GPU reads a megabyte.
 _LEAST_BYTES = 1 << 20
 """Of the weights of a product that is cut."""
-_SECOND = ".band1"
-"""Names of second parts end so (`emit_tiles`)."""
-_NORMS = ("root_mean_square", "layer_norm", "rms_norm")
+_CHEAP = ("root_mean_square", "layer_norm", "rms_norm", "split", "strided_slice")
+"""Beside element-wise operators and views."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,15 @@ class LargeProduct:
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """A program with products in two parts."""
+    """A program with products in two parts, and perhaps with caches."""
 
     program: Program
     second_weights: frozenset[str]
     """Of the second parts."""
+    inputs: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Of caches in two parts, by the name of the input that they were, those of the inputs that they are."""
+    outputs: Mapping[int, int] = field(default_factory=dict)
+    """Of outputs in two parts, the positions of the first ones, and of the second ones."""
 
 
 def large_products(program: Program) -> list[LargeProduct]:
@@ -97,24 +102,46 @@ def _product(program: Program, var: relax.Var, operation: Operation) -> LargePro
     return LargeProduct(var, axis, operation.shape[axis], panel, name, sum(map(size_bytes, weights)))
 
 
-def side_by_side(program: Program, products: Sequence[LargeProduct], share: float) -> SideBySide | None:
+def side_by_side(
+    program: Program, products: Sequence[LargeProduct], share: float, heads: float = 0.0
+) -> SideBySide | None:
     """With these products in two parts, the second one with about this share of the columns.
 
-    Requires: `program` canonical, nothing of it tiled. Ensures: the same results up to rounding, inputs and
-    outputs as they were. None if no product can be cut so.
+    `heads` is the share of the heads of caches, where these are cut, too. Requires: `program` canonical,
+    nothing of it tiled. Ensures: the same results up to rounding, inputs and outputs as they were, but for
+    those that are in parts, whose second parts stand behind all others. None if no product can be cut so.
     """
-    tiled = _tiled(program, products, share)
-    if not tiled:
+    if heads:
+        weights = {product.weight for product in products}
+        program, parts = split_products(program, {product.result for product in products})
+        products = [each for each in large_products(program) if each.weight in weights | parts]
+    facts = TensorFacts(program)
+    caches = caches_of_heads(program, facts)
+    tiled = dict(cut_by_heads(program, facts, caches, heads))
+    apart = [(each.past, each.present) for each in caches if each.past in tiled]
+    tiled = _tiled(facts, products, share, tiled)
+    if not tiled.keys() - {var for pair in apart for var in pair}:
         return None
-    cut = emit_tiles(program, tiled)
-    return _with_own_operands(cut, {var.name + _SECOND for var in tiled})
+    cut = emit_tiles(program, tiled, frozenset(var for pair in apart for var in pair))
+    made = _with_own_operands(cut, {tile_name(var, 1) for var in tiled})
+    firsts = [i for i, output in enumerate(program.outputs) if any(output.same_as(new) for _, new in apart)]
+    return replace(
+        made,
+        inputs={past.name: (tile_name(past, 0), tile_name(past, 1)) for past, _ in apart},
+        outputs={position: len(program.outputs) + number for number, position in enumerate(firsts)},
+    )
 
 
-def _tiled(program: Program, products: Sequence[LargeProduct], share: float) -> dict[relax.Var, TiledTensor]:
-    """The products, and the element-wise operators behind them that can be cut like them."""
+def _tiled(
+    facts: TensorFacts, products: Sequence[LargeProduct], share: float, heads: TiledTensors
+) -> dict[relax.Var, TiledTensor]:
+    """What is cut by heads, the other products, and the element-wise operators behind them that can be cut
+    like them."""
     wanted = {product.result: product for product in products}
-    found: dict[relax.Var, TiledTensor] = {}
-    for var, operation in TensorFacts(program).operations.items():
+    found = dict(heads)
+    for var, operation in facts.operations.items():
+        if var in heads:
+            continue
         if var in wanted:
             tile = TiledTensor(wanted[var].axis, (0, wanted[var].cut(share), wanted[var].columns))
         elif operation is not None and has_fact(operation.call, Fact.ELEMENTWISE):
@@ -124,26 +151,9 @@ def _tiled(program: Program, products: Sequence[LargeProduct], share: float) -> 
             tile = like[0]
         else:
             continue
-        if 0 < tile.cuts[1] < tile.cuts[2] and _suits(operation, tile, found):
+        if 0 < tile.cuts[1] < tile.cuts[2] and cut_alike(operation, tile, found):
             found[var] = tile
     return found
-
-
-def _suits(operation: Operation | None, tile: TiledTensor, found: dict[relax.Var, TiledTensor]) -> bool:
-    """Whether an operation can be cut so, and reads parts of others that are cut alike."""
-    if operation is None or len(operation.shape) <= tile.axis or operation.shape[tile.axis] != tile.cuts[2]:
-        return False
-    for span in tile.spans:
-        rule = slice_of(operation, tile.axis, *span)
-        if rule is None:
-            return False
-        for operand, sliced in zip(operation.operands, rule.slices, strict=True):
-            other = found.get(operand)
-            if other is None or sliced is None:
-                continue
-            if (other.axis, other.cuts) != (sliced.axis, tile.cuts):
-                return False
-    return True
 
 
 # ------------------------------------------------------------------------------ what the parts read
@@ -182,7 +192,7 @@ def _dependents(program: Program) -> set[relax.Var]:
     found: set[relax.Var] = set()
     for binding in program.bindings:
         var, value = binding.var, binding.value
-        if var.name.endswith((".band0", _SECOND)):
+        if var.name.endswith((".band0", ".band1")):  # of `emit_tiles`
             parts.add(var)
         elif (is_op(value, "concat") and parts.issuperset(variables(value))) or (
             _is_cheap(value) and not found.isdisjoint(variables(value))
@@ -192,8 +202,9 @@ def _dependents(program: Program) -> set[relax.Var]:
 
 
 def _is_cheap(value: relax.Expr) -> bool:
-    return isinstance(value, relax.Call) and (
-        has_fact(value, Fact.ELEMENTWISE) or has_fact(value, Fact.VIEW) or operator_name(value) in _NORMS
+    return isinstance(value, relax.TupleGetItem) or (
+        isinstance(value, relax.Call)
+        and (has_fact(value, Fact.ELEMENTWISE | Fact.VIEW) or operator_name(value) in _CHEAP)
     )
 
 

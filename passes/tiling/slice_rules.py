@@ -18,7 +18,9 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
-from hybridc.packed.product import PackedProduct
+from hybridc.appended_rows import APPENDED_ROWS
+from hybridc.packed.product import PackedProduct, read_packed_product
+from hybridc.passes.canonicalize.rotary import ROTARY
 from hybridc.passes.program.operators import Fact, names_with
 from hybridc.passes.program.program import (
     content_number,
@@ -28,8 +30,13 @@ from hybridc.passes.program.program import (
     tensor_dtype,
     tensor_shape,
 )
+from hybridc.passes.tiling.head_functions import HEADS, HeadFunction, read_head_function
 
-NO_PACKED: Mapping[str, PackedProduct] = MappingProxyType({})
+KnownFunction = PackedProduct | HeadFunction
+"""What a `call_tir` may call that a part of the result can be computed of."""
+_NAMES = ("packed_product", APPENDED_ROWS, ROTARY)
+"""Parts of their names: to read all functions of a network takes long."""
+NO_FUNCTIONS: Mapping[str, KnownFunction] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +77,13 @@ class Operation:
     """The arguments, those in tuples too."""
     shapes: tuple[tuple[int, ...] | None, ...]
     """Of the operands; None for shapes and numbers."""
-    packed: PackedProduct | None = None
-    """Of a product with a packed matrix: its first two operands are the function and the rows."""
+    function: KnownFunction | None = None
+    """What a `call_tir` calls, if rules know it: it is the first operand."""
+
+    @property
+    def packed(self) -> PackedProduct | None:
+        """Of a product with a packed matrix: behind the function stand rows, and the parts of the matrix."""
+        return self.function if isinstance(self.function, PackedProduct) else None
 
     def source(self, operand: int = 0) -> tuple[int, ...]:
         """The shape of an operand that is a tensor."""
@@ -85,17 +97,24 @@ OperatorRule = Callable[[Operation, int, int, int], SliceRule | None]
 tiled along the axis."""
 
 
-def operation_of(expr: relax.Expr, packed: Mapping[str, PackedProduct] = NO_PACKED) -> Operation | None:
+def known_functions(functions: Mapping[tvm.ir.GlobalVar, tirx.PrimFunc]) -> Mapping[str, KnownFunction]:
+    """Those of a program that rules know, by name."""
+    named = {g.name_hint: f for g, f in functions.items() if any(part in g.name_hint for part in _NAMES)}
+    found = {name: read_packed_product(f) or read_head_function(f) for name, f in named.items()}
+    return {name: function for name, function in found.items() if function is not None}
+
+
+def operation_of(expr: relax.Expr, functions: Mapping[str, KnownFunction] = NO_FUNCTIONS) -> Operation | None:
     """A normalised expression as an operation; None if it calls nothing, or gives more than one tensor.
 
-    `packed` are the functions that compute products with packed matrices, by name.
+    `functions` are those that are known, by name.
     """
     if not isinstance(expr, relax.Call) or not isinstance(expr.ty, relax.TensorType):
         return None
     operands = [leaf for a in expr.args for leaf in (a.fields if isinstance(a, relax.Tuple) else [a])]
     shapes = [tensor_shape(operand) if _is_tensor(operand) else None for operand in operands]
-    product = packed.get(function_of_call(expr))
-    return Operation(expr, operator_name(expr), tensor_shape(expr), tuple(operands), tuple(shapes), product)
+    called = functions.get(function_of_call(expr))
+    return Operation(expr, operator_name(expr), tensor_shape(expr), tuple(operands), tuple(shapes), called)
 
 
 def slice_of(operation: Operation | None, axis: int, begin: int, end: int) -> SliceRule | None:
@@ -107,7 +126,7 @@ def slice_of(operation: Operation | None, axis: int, begin: int, end: int) -> Sl
         return None
     operator_rule: OperatorRule | None = RULES.get(operation.name)
     if is_op(operation.call, "call_tir"):  # functions may be named as operators are
-        operator_rule = _packed_product if operation.packed is not None else None
+        operator_rule = _FUNCTION_RULES.get(type(operation.function))
     if operator_rule is None:
         return None
     rule = operator_rule(operation, axis, begin, end)
@@ -395,10 +414,45 @@ def _packed_function(
     product: PackedProduct, operands: tuple[tuple[tuple[int, ...], str], ...]
 ) -> tuple[tvm.ir.GlobalVar, tirx.PrimFunc]:
     name = f"packed_product_{content_number(repr((product, operands)).encode())}"
-    function = product.function(operands).with_attr("global_symbol", name)
-    variable = tvm.ir.GlobalVar(name)
+    return _with_variable(product.function(operands).with_attr("global_symbol", name))
+
+
+def _heads(op: Operation, axis: int, begin: int, end: int) -> SliceRule | None:
+    """Some heads of operands that have as many; the others are the same for each head."""
+    called = op.function
+    assert isinstance(called, HeadFunction)
+    if axis != HEADS:
+        return None
+    own = [shape is not None and shape[HEADS] == op.shape[HEADS] for shape in op.shapes]
+    shapes = [
+        (shape[0], end - begin, *shape[2:]) if is_own else shape
+        for shape, is_own in zip(op.shapes, own, strict=True)
+        if shape is not None
+    ]
+    result = relax.TensorType((op.shape[0], end - begin, *op.shape[2:]), tensor_dtype(op.call))
+    function = partial(_head_function, called, tuple(shapes))
+
+    def make(slices: Sequence[relax.Expr], _: Emit) -> relax.Expr:
+        return relax.call_tir(function()[0], list(slices[1:]), result)
+
+    slices = [Slice(HEADS, begin, end) if is_own else None for is_own in own]
+    return replace(_made(op, make, *slices), function=function)
+
+
+@lru_cache(maxsize=256)  # layers are alike
+def _head_function(
+    called: HeadFunction, shapes: tuple[tuple[int, ...], ...]
+) -> tuple[tvm.ir.GlobalVar, tirx.PrimFunc]:
+    return _with_variable(called.for_shapes(shapes))
+
+
+def _with_variable(function: tirx.PrimFunc) -> tuple[tvm.ir.GlobalVar, tirx.PrimFunc]:
+    variable = tvm.ir.GlobalVar(str(function.attrs["global_symbol"]))
     relax.expr._update_type(variable, function.ty)
     return variable, function
+
+
+_FUNCTION_RULES: dict[type, OperatorRule] = {PackedProduct: _packed_product, HeadFunction: _heads}
 
 
 def _along_others(op: Operation, axis: int, begin: int, end: int) -> SliceRule | None:

@@ -17,7 +17,7 @@ are, slice_rules.py knows how an operator computes one; this file writes the pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,14 +68,28 @@ def tile(program: Program, limit_bytes: int) -> Program:
     return program
 
 
-def emit_tiles(program: Program, tiled: dict[relax.Var, TiledTensor]) -> Program:
-    """The program with these bindings tiled. Requires: every tile can be computed (`slice_of`)."""
-    emitter = _TileEmitter(program, tiled)
+def emit_tiles(
+    program: Program, tiled: dict[relax.Var, TiledTensor], apart: Collection[relax.Var] = ()
+) -> Program:
+    """The program with these bindings tiled. Requires: every tile can be computed (`slice_of`).
+
+    `apart` are inputs and outputs among them whose tiles are inputs and outputs of their own, which nothing
+    reads as a whole: the first tile of each has its position, the others stand behind all of them.
+    """
+    emitter = _TileEmitter(program, tiled, apart)
     for binding in program.bindings:
         if binding.var not in tiled:
             emitter.emit_whole(binding)
-    outputs = [substitute(output, emitter.whole) for output in program.outputs]
-    return emitter.builder.finish(outputs, dict(emitter.functions.values()))
+    outputs: list[relax.Expr] = []
+    behind: list[relax.Expr] = []
+    for output in program.outputs:
+        if output in apart:
+            first, *others = emitter.tiles(output)
+            outputs.append(first)
+            behind += others
+        else:
+            outputs.append(substitute(output, emitter.whole))
+    return emitter.builder.finish([*outputs, *behind], dict(emitter.functions.values()))
 
 
 Tile = tuple[relax.Var, int]
@@ -88,6 +102,7 @@ TileSource = tuple[relax.Var, int | None]
 class _TileEmitter:
     program: Program
     tiled: dict[relax.Var, TiledTensor]
+    apart: Collection[relax.Var]
     builder: ProgramBuilder = field(init=False)
     new: dict[TileSource, relax.Expr] = field(default_factory=dict)
     """What is emitted already."""
@@ -103,15 +118,22 @@ class _TileEmitter:
     slices: dict[tuple[relax.Expr, Slice], relax.Expr] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.builder = ProgramBuilder(self.program.inputs)
+        parts = {var: self._input_tiles(var) for var in self.program.inputs}
+        behind = [part for tiles in parts.values() for part in tiles[1:]]
+        self.builder = ProgramBuilder([*(tiles[0] for tiles in parts.values()), *behind])
         self.functions = {g.name_hint: (g, f) for g, f in self.program.functions.items()}
         for var, new in self.builder.take_parameters(self.program).items():
             self.new[var, None] = new
+        for var in self.program.inputs:
+            if var in self.apart:
+                del self.new[var, None]
+                self.new.update({(var, i): part for i, part in enumerate(parts[var])})
         operations = TensorFacts(self.program).operations
         self.operations = {var: o for var, o in operations.items() if o is not None and var in self.tiled}
         self.rules = {
             (var, i): _slice_rule(self.operations[var], tiled.axis, span)
             for var, tiled in self.tiled.items()
+            if var in self.operations
             for i, span in enumerate(tiled.spans)
         }
         self.unwritten = concats_in_readers(self.program, {v: b.axis for v, b in self.tiled.items()})
@@ -119,6 +141,15 @@ class _TileEmitter:
         for (var, _), rule in self.rules.items():
             for operand, sliced in zip(self.operations[var].operands, rule.slices, strict=True):
                 self._note_edges(operand, sliced)
+
+    def _input_tiles(self, var: relax.Var) -> list[relax.Var]:
+        """What is fed in the place of an input: itself, unless its tiles are inputs of their own."""
+        if var not in self.apart:
+            return [var]
+        tiled, shape = self.tiled[var], tensor_shape(var)
+        shapes = [(*shape[: tiled.axis], e - b, *shape[tiled.axis + 1 :]) for b, e in tiled.spans]
+        types = [relax.TensorType(each, tensor_dtype(var)) for each in shapes]
+        return [relax.Var(tile_name(var, i), each) for i, each in enumerate(types)]
 
     def _note_edges(self, operand: relax.Expr, sliced: Slice | None) -> None:
         if operand in self.unwritten:
@@ -158,11 +189,13 @@ class _TileEmitter:
     def whole(self, var: relax.Var) -> relax.Expr:
         """The whole tensor, concatenated if it is tiled."""
         if (var, None) not in self.new:
-            tiled = self.tiled[var]
-            tiles = [self._tile(var, i) for i in range(len(tiled.spans))]
-            joined = relax.op.concat(tiles, axis=tiled.axis)
+            joined = relax.op.concat(self.tiles(var), axis=self.tiled[var].axis)
             self.new[var, None] = self.builder.emit(joined, self._origins(var), var.name)
         return self.new[var, None]
+
+    def tiles(self, var: relax.Var) -> list[relax.Expr]:
+        """All tiles of a tensor."""
+        return [self._tile(var, i) for i in range(len(self.tiled[var].spans))]
 
     def _tile(self, var: relax.Var, number: int) -> relax.Expr:
         """A tile, after all that it needs; without recursion, whose limit deep networks would exceed."""
@@ -193,7 +226,7 @@ class _TileEmitter:
                 yield from ((var, i) for (var, i), _, _ in self._tiles_of(operand, sliced) if i is not None)
 
     def _write(self, var: relax.Var, number: int) -> None:
-        rule, name = self.rules[var, number], f"{var.name}.band{number}"
+        rule, name = self.rules[var, number], tile_name(var, number)
         if rule.function is not None:
             variable, function = rule.function()
             self.functions[variable.name_hint] = variable, function
@@ -322,6 +355,11 @@ class _TileEmitter:
 
     def _origins(self, var: relax.Var) -> Sequence[str]:
         return self.program.origins[var.name]
+
+
+def tile_name(var: relax.Var, number: int) -> str:
+    """Of a tile of a tensor, if nothing else has this name."""
+    return f"{var.name}.band{number}"
 
 
 def _slice_rule(operation: Operation, axis: int, span: tuple[int, int]) -> SliceRule:

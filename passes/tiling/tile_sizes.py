@@ -8,11 +8,10 @@ from itertools import pairwise
 
 from tvm import relax
 
-from hybridc.packed.product import read_packed_product
 from hybridc.passes.program.operators import Fact, has_fact
 from hybridc.passes.program.program import Program, is_op, tensor_shape, variables
 from hybridc.passes.tiling.limits import MAX_TILES, UNREACHABLE_LIMIT_SLACK
-from hybridc.passes.tiling.slice_rules import Operation, Slice, operation_of, slice_of
+from hybridc.passes.tiling.slice_rules import Operation, Slice, known_functions, operation_of, slice_of
 from hybridc.passes.tiling.working_set import KernelGroup, size_bytes
 
 Axes = Mapping[relax.Var, int]
@@ -41,10 +40,8 @@ class TensorFacts:
     _bytes: dict[relax.Expr, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        functions = {g.name_hint: f for g, f in self.program.functions.items()}
-        read = {name: read_packed_product(f) for name, f in functions.items() if "packed_product" in name}
-        packed = {name: product for name, product in read.items() if product is not None}
-        self.operations = {b.var: operation_of(b.value, packed) for b in self.program.bindings}
+        functions = known_functions(self.program.functions)
+        self.operations = {b.var: operation_of(b.value, functions) for b in self.program.bindings}
 
     def extent(self, var: relax.Var, axis: int) -> int:
         """Of a tensor that an operation computes, along an axis."""

@@ -7,7 +7,7 @@ does keys and values, lie together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from hybridc.ir import Device, Graph
@@ -41,6 +41,10 @@ class CacheGroup:
             if all(device in k.devices and pins.get(k.name, device) is device for k in kernels)
         )
 
+    def is_second(self, graph: Graph, second: Set[str]) -> bool:
+        """Whether only kernels that are meant for the CPU, by name, touch them."""
+        return all(graph.kernels[position].name in second for position in self.kernels)
+
     def pins(self, graph: Graph, device: Device) -> dict[str, Device]:
         """That have all that touches them run on a device."""
         return {graph.kernels[position].name: device for position in self.kernels}
@@ -72,10 +76,13 @@ def with_caches_on_host(graph: Graph, pins: Pins) -> Pins:
 
 
 def leaves_caches_whole(graph: Graph, whole: Graph) -> bool:
-    """Whether what touches the caches of a network is the same in another graph of it.
+    """Whether what touches the caches of a network is the same in another graph of it, or they are in parts.
 
-    If it is cut up there, each part reads a copy of its slice.
+    If it is cut up there and the caches are not, each part reads a copy of its slice.
     """
+    if graph.parts:
+        in_parts = {old for pair in graph.parts for old in pair}.intersection(graph.inputs)
+        return 2 * (len(graph.caches) - len(whole.caches)) == len(in_parts)
     return list(_touching(graph)) == list(_touching(whole))
 
 
