@@ -30,7 +30,7 @@ class Cache:
 
 
 def caches_of_heads(program: Program, facts: TensorFacts) -> list[Cache]:
-    """Caches of one sequence, whose heads lie one after the other, that nothing but rows are appended to."""
+    """Caches that nothing reads but what lets rows take their places in them."""
     readers: dict[relax.Var, int] = {}
     for binding in program.bindings:
         for var in set(variables(binding.value)):
@@ -41,8 +41,8 @@ def caches_of_heads(program: Program, facts: TensorFacts) -> list[Cache]:
         called = None if operation is None else operation.function
         if operation is None or not isinstance(called, HeadFunction) or not called.appends:
             continue
-        past, (batch, heads, *_) = operation.operands[1], operation.shape
-        if batch == 1 and heads > 1 and past in inputs and readers[past] == 1 and outputs.count(var) == 1:
+        past, heads = operation.operands[1], operation.shape[HEADS]
+        if heads > 1 and past in inputs and readers[past] == 1 and outputs.count(var) == 1:
             found.append(Cache(past, var, heads))
     return found
 

@@ -50,6 +50,15 @@ def test_graph_survives_json(graph: Graph) -> None:
     assert graph_from_json(json.loads(json.dumps(graph_to_json(graph)))) == graph
 
 
+def test_parts_survive_json_and_are_one_port() -> None:
+    graph = chain(2)
+    graph = replace(graph, parts=((graph.inputs[0], "other"),))
+    data = graph_to_json(graph)
+    assert graph_from_json(json.loads(json.dumps(data))) == graph
+    assert graph.ports((*graph.inputs, "size", "other")) == ((graph.inputs[0], "other"), ("size",))
+    assert "parts" not in graph_to_json(chain(2))
+
+
 def test_family_survives_json_and_may_be_missing() -> None:
     graph = chain(1)
     graph = replace(graph, kernels=(replace(graph.kernels[0], family="matmul"),))

@@ -9,7 +9,20 @@ from typing import Any
 import pytest
 
 from hybridc.errors import PlanError
-from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Plan, Run, Step
+from hybridc.ir import (
+    Arena,
+    Buffer,
+    BufferKind,
+    Copy,
+    Device,
+    Graph,
+    Kernel,
+    Plan,
+    Role,
+    Run,
+    Step,
+    Tensor,
+)
 from hybridc.ir.plan import ALIGNMENT_BYTES
 from hybridc.ir.verify import verify
 from hybridc.passes.planner.emit.reuse_buffers import reuse_buffers
@@ -255,3 +268,30 @@ def test_bytes_of_a_stay_are_not_taken_before_it_ends() -> None:
 def test_deep_chain_is_verified_without_recursion() -> None:
     graph = chain(1500)
     assert not is_refused(graph, planned(graph, *(GPU, CPU, GPU) * 500))
+
+
+def _with_parts(*parts: tuple[str, str]) -> Graph:
+    """One kernel of two inputs and two outputs, of which each two may be parts."""
+    tensors = [Tensor(name, (4,), "float32", Role.INPUT) for name in ("a", "b")]
+    tensors += [Tensor(name, (4,), "float32", Role.OUTPUT) for name in ("c", "d")]
+    kernel = Kernel("k", "k", ("a", "b"), ("c", "d"), devices=(CPU,))
+    return Graph((kernel,), tuple(tensors), ("a", "b"), ("c", "d"), parts=parts)
+
+
+def test_parts_of_inputs_and_outputs_are_known() -> None:
+    graph = _with_parts(("a", "b"), ("c", "d"))
+    plan = replace(PLAN, steps=(Run("k", CPU),), buffers=(), step_us=(1.0,))
+    with pytest.raises(PlanError) as caught:  # its buffers are missing, which is told behind parts
+        verify(graph, plan)
+    assert "part" not in str(caught.value)
+    assert graph.ports(graph.inputs) == (("a", "b"),) and graph.ports(graph.outputs) == (("c", "d"),)
+    for parts in (
+        [("a", "c")],  # an input and an output
+        [("a", "a")],
+        [("a", "b"), ("b", "a")],
+        [("b", "a")],  # the second part is in front of the first
+        [("a", "x")],
+    ):
+        refused(plan, "HC210", "part|unknown", _with_parts(*parts))
+    tensors = tuple(replace(t, dtype="float16") if t.name == "b" else t for t in graph.tensors)
+    refused(plan, "HC210", "cannot be parts", replace(graph, tensors=tensors))

@@ -11,7 +11,12 @@ from hybridc.ir.verify import verify
 from hybridc.machine import Machine, load_machine
 from hybridc.passes.planner.choose_tilings import Tiling
 from hybridc.passes.planner.make_plans import make_plans
-from hybridc.passes.planner.side_by_side import cut_by_bandwidth, cut_worth_making, second_kernels
+from hybridc.passes.planner.side_by_side import (
+    cut_by_bandwidth,
+    cut_worth_making,
+    second_kernels,
+    with_heads,
+)
 from tests.support.machines import SLOW_MEMORIES
 
 WEIGHT, ROWS, LAYERS = 30_000, 64, 4
@@ -88,6 +93,56 @@ def test_products_are_left_whole_where_an_exchange_takes_longer(machine: Machine
     slow = replace(machine, link=replace(machine.link, latency_us=WEIGHT / 0.02 / 1e3))
     assert cut_worth_making(products(), whole(), slow) is None
     assert cut_by_bandwidth(products(), slow) is None
+
+
+def with_caches(heads: int = 4, cache_bytes: int = 6000) -> Graph:
+    """Products, and behind each rows that take their places in a cache, which attention reads."""
+    graph = whole()
+    kernels, tensors, pairs = list(graph.kernels), list(graph.tensors), []
+    for n in range(LAYERS):
+        old, new = f"past{n}", f"present{n}"
+        shape = (1, heads, cache_bytes // heads)
+        tensors += [Tensor(old, shape, "uint8", Role.INPUT), Tensor(new, shape, "uint8", Role.OUTPUT)]
+        append = Kernel(f"append{n}", "append", (old, f"product{n}.out"), (new,), ((new, old),))
+        kernels.append(replace(append, devices=DEVICES, appends=True, bytes_moved=ROWS))
+        tensors.append(Tensor(f"attention{n}.out", (ROWS,), "uint8", Role.OUTPUT))
+        kernels.append(kernel(f"attention{n}", new, moved=cache_bytes))
+        pairs.append((old, new))
+    return replace(
+        graph,
+        kernels=tuple(kernels),
+        tensors=tuple(tensors),
+        inputs=(*graph.inputs, *(old for old, _ in pairs)),
+        outputs=(*graph.outputs, *(new for _, new in pairs), *(f"attention{n}.out" for n in range(LAYERS))),
+        loop_carried=tuple(pairs),
+    )
+
+
+def test_heads_are_divided_like_columns_where_first_parts_fit(machine: Machine) -> None:
+    cut = cut_by_bandwidth(products(), machine)
+    assert cut is not None and with_heads(cut, products(), whole(), machine, 1 << 30) == cut  # no caches
+    found = with_heads(cut, products(), with_caches(heads=3), machine, 1 << 30)
+    assert found.heads == pytest.approx(1 / 3) and found.share == cut.share
+    found = with_heads(cut, products(), with_caches(heads=4), machine, 1 << 30)
+    assert found.heads == 0.25 and found.share == cut.share
+
+
+def test_second_parts_grow_with_what_does_not_fit(machine: Machine) -> None:
+    """The CPU computes of it as much as it reads while the link copies the rest."""
+    cut = cut_by_bandwidth(products(), machine)
+    assert cut is not None
+    graph, all_bytes = with_caches(), LAYERS * (WEIGHT + 6000)
+    shares = []
+    for budget_bytes in (all_bytes, all_bytes // 2, all_bytes // 4, 0):
+        found = with_heads(cut, products(), graph, machine, budget_bytes)
+        second_bytes = LAYERS * (found.share * WEIGHT + found.heads * 6000)
+        assert second_bytes <= max(all_bytes - budget_bytes, (cut.share + 0.25) * all_bytes)
+        shares.append(found.share)
+    assert shares == sorted(shares) and shares[-1] > shares[0] and shares[-1] <= 0.95
+    slow = replace(machine, link=replace(machine.link, h2d_gb_s=1e-6))
+    found = with_heads(cut, products(), graph, slow, all_bytes // 4)
+    second_bytes = LAYERS * (found.share * WEIGHT + found.heads * 6000)
+    assert second_bytes == pytest.approx(0.75 * all_bytes, rel=1e-3)  # nothing is worth copying
 
 
 def test_what_only_second_parts_read_is_meant_for_the_cpu() -> None:
