@@ -261,7 +261,9 @@ def _open(
     content = _read_all(manifest_file, LARGEST_JSON_BYTES)
     if trusted_keys is not None:
         check_signature(content, _signature(folder), trusted_keys, folder.path)
+    digest = hashlib.sha256(content).hexdigest()
     manifest = _read_manifest(folder.path, content)
+    del content
     if check_host:
         check_versions(folder.path, manifest.versions)
         _check_processor(folder.path, manifest)
@@ -277,7 +279,6 @@ def _open(
         raise _malformed(folder.path / MANIFEST, error) from None
     files.pop(PLAN).close()
     manifest_file.close()
-    digest = hashlib.sha256(content).hexdigest()
     return Artifact(folder.path, manifest, graphs, plans, len(plans) - 1, files, digest)
 
 
@@ -459,6 +460,6 @@ def _check_processor(folder: Path, manifest: Manifest) -> None:
 
 def _read_plans(file: OpenFile, stored: StoredFile) -> tuple[tuple[Graph, ...], tuple[Plan, ...]]:
     try:
-        return plans_from_json(parse(_read(file, stored)))
+        return plans_from_json(_read(file, stored).decode())
     except _MALFORMED as error:
         raise _malformed(file.path, error) from None
