@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from hybridc.artifact.check import check_agreement, check_weight_tables
 from hybridc.artifact.graphs import plans_from_json
@@ -106,6 +106,16 @@ class Artifact:
     def read_library(self) -> bytes:
         """Raises ArtifactError HC304 if it was changed since it was opened."""
         return _read(self.files[LIBRARY], self.library)
+
+    def copy_library(self, target: BinaryIO) -> None:
+        """Write its bytes to a file. Raises ArtifactError HC304 if it was changed since it was opened."""
+        file = self.files[LIBRARY]
+        try:
+            digest = file.copy(target)
+        except OSError as error:
+            raise _unreadable(file.path, error) from None
+        if digest != self.library.sha256:
+            raise _changed(file.path)
 
     def close(self) -> None:
         """Close the files; closing twice does no harm."""
