@@ -12,10 +12,11 @@ import math
 import re
 import reprlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+H = TypeVar("H", bound=Hashable)
 _LARGEST_WHOLE = 2**63 - 1
 """The runtime counts in 64 bits."""
 LARGEST_SIZE = 2**48
@@ -47,6 +48,75 @@ def parse(data: bytes) -> Any:
         raise JsonValueError(str(error)) from None
 
 
+def parse_elements(data: str, read: Mapping[str, Callable[[Any], Any]]) -> dict[str, tuple[Any, ...]]:
+    """The members of a JSON object of lists, each element as the reader for its member reads it.
+
+    An element is read before the next one is parsed, as the values of a whole document take several times
+    the memory of what they stand for. Raises JsonValueError, with the path of the wrong value, for anything
+    but such an object with these members.
+    """
+    try:
+        text = _Text(data)
+        found: dict[str, tuple[Any, ...]] = {}
+        for key in text.items("{", "}"):
+            text.skip(":")
+            if key not in read or key in found:
+                raise JsonValueError(f"{reprlib.repr(key)} is unknown, or stands there twice")
+            values = enumerate(text.items("[", "]"))
+            found[key] = tuple(_at(f"{key}[{i}]", read[key], value) for i, value in values)
+        text.end()
+    except RecursionError:
+        raise JsonValueError("it is nested too deeply") from None
+    except JsonValueError:
+        raise
+    except (TypeError, ValueError) as error:  # syntax, a key that is no string, or thousands of digits
+        raise JsonValueError(str(error)) from None
+    for key in read:
+        if key not in found:
+            raise JsonValueError("is missing", key)
+    return found
+
+
+class _Text:
+    """A JSON document, read from its begin to its end."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._place = text, 0
+        self._decoder = json.JSONDecoder(parse_constant=_refuse_constant)
+
+    def items(self, first: str, last: str) -> Iterator[Any]:
+        """The values between two brackets, of which each is followed by a comma or the last bracket."""
+        self.skip(first)
+        if self._next() == last:
+            self.skip(last)
+            return
+        while True:
+            self._next()
+            value, self._place = self._decoder.raw_decode(self._text, self._place)
+            yield value
+            if self._next() == last:
+                break
+            self.skip(",")
+        self.skip(last)
+
+    def skip(self, letter: str) -> None:
+        """Raises ValueError if the next one is another."""
+        if self._next() != letter:
+            raise ValueError(f"{letter!r} is expected at character {self._place}")
+        self._place += 1
+
+    def end(self) -> None:
+        """Raises ValueError if there is more."""
+        if self._next():
+            raise ValueError(f"there is more behind character {self._place}")
+
+    def _next(self) -> str:
+        """The next letter that is no white space; empty at the end."""
+        while (letter := self._text[self._place : self._place + 1]) and letter in " \t\n\r":
+            self._place += 1
+        return letter
+
+
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON value")
 
@@ -54,8 +124,28 @@ def _refuse_constant(name: str) -> Any:
 def sealed(data: dict[str, Any]) -> dict[str, Any]:
     """The object with a hash of all its other members, which tells when any of them was changed."""
     content = {key: value for key, value in data.items() if key != SEAL}
-    canonical = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
-    return {**content, SEAL: hashlib.sha256(canonical).hexdigest()}
+    digest = hashlib.sha256()
+    for part in _canonical(content):
+        digest.update(part.encode())
+    return {**content, SEAL: digest.hexdigest()}
+
+
+def _canonical(data: dict[str, Any]) -> Iterator[str]:
+    """The object as compact JSON with its keys in order, in parts: the text takes several times the memory
+    of what it stands for while it is made."""
+    for number, key in enumerate(sorted(data)):
+        yield f"{',' if number else '{'}{_compact(key)}:"
+        if isinstance(data[key], list) and data[key]:
+            for position, value in enumerate(data[key]):
+                yield f"{',' if position else '['}{_compact(value)}"
+            yield "]"
+        else:
+            yield _compact(data[key])
+    yield "}" if data else "{}"
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def is_sealed(data: dict[str, Any]) -> bool:
@@ -86,6 +176,17 @@ def each(read: Callable[[Any], T]) -> Callable[[Any], tuple[T, ...]]:
         return tuple(_at(f"[{i}]", read, value) for i, value in enumerate(values))
 
     return read_all
+
+
+def shared(read: Callable[[Any], H]) -> Callable[[Any], H]:
+    """Reads values of which equal ones become one object: those of many buckets of sizes are mostly equal."""
+    known: dict[H, H] = {}
+
+    def read_one(value: Any) -> H:
+        made = read(value)
+        return known.setdefault(made, made)
+
+    return read_one
 
 
 def mapping(read: Callable[[Any], T]) -> Callable[[Any], dict[str, T]]:

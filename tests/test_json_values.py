@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +21,9 @@ from hybridc.json_values import (
     member,
     number,
     optional,
+    parse_elements,
+    sealed,
+    shared,
     text,
 )
 
@@ -67,3 +73,52 @@ def test_an_error_names_the_path_of_the_value() -> None:
 def test_errors_of_other_readers_get_a_path_too() -> None:
     with pytest.raises(JsonValueError, match=r"a\[0\]: .*'x'"):
         member({"a": ["x"]}, "a", each(int))
+
+
+def test_elements_are_read_one_by_one() -> None:
+    document = ' {"a" : [ 1 , {"b": [2]},[]] ,\n"c":[]} \n'
+    assert parse_elements(document, {"a": str, "c": count}) == {"a": ("1", "{'b': [2]}", "[]"), "c": ()}
+    whole = json.dumps({"a": [list(range(1000, 2000))] * 50})
+    tracemalloc.start()
+    try:
+        assert parse_elements(whole, {"a": sum}) == {"a": (sum(range(1000, 2000)),) * 50}
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 5 * 1000 * 40, "the values of one element, not of fifty"
+
+
+@pytest.mark.parametrize(
+    ("document", "path"),
+    [
+        ('{"a": [1, -1]}', "a[1]"),
+        ("{}", "a"),
+        *((text, "") for text in ("", "[]", "3", '{"a": [1]} 2', '{"a": [1]', '{"a": [1,]}', '{"a": [1],}')),
+        *(
+            (text, "")
+            for text in ('{"a" [1]}', '{"a": 1}', '{"a": [NaN]}', '{"b": []}', '{"a": [], "a": []}')
+        ),
+        *(
+            (text, "")
+            for text in ("{1: []}", "{[]: []}", '{"a": [' + "[" * 50_000, f'{{"a": [{"9" * 5000}]}}')
+        ),
+    ],
+)
+def test_other_documents_of_elements_are_refused(document: str, path: str) -> None:
+    with pytest.raises(JsonValueError) as refusal:
+        parse_elements(document, {"a": count})
+    assert refusal.value.path == path
+
+
+def test_equal_values_are_one_object() -> None:
+    one, other, third = each(shared(each(count)))([[1000, 1], [1000, 1], [1000, 2]])
+    assert one is other
+    assert third == (1000, 2)
+
+
+@pytest.mark.parametrize(
+    "data", [{}, {"b": [], "a": [1, {"d": 2, "c": "\u00e4"}], "\n": {"y": 1.5, "x": None}}]
+)
+def test_a_seal_is_the_hash_of_compact_json_in_the_order_of_keys(data: dict[str, Any]) -> None:
+    canonical = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    assert sealed(data)["sha256"] == hashlib.sha256(canonical.encode()).hexdigest()

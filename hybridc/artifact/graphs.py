@@ -8,7 +8,7 @@ from typing import Any
 from hybridc.ir import Graph, Plan
 from hybridc.ir.graph import graph_from_json, graph_to_json
 from hybridc.ir.plan import plan_from_json, plan_to_json
-from hybridc.json_values import JsonValueError, count, each, member
+from hybridc.json_values import JsonValueError, count, member, parse_elements
 
 
 def plans_to_json(graphs: Sequence[Graph], plans: Sequence[Plan]) -> dict[str, Any]:
@@ -24,11 +24,15 @@ def plans_to_json(graphs: Sequence[Graph], plans: Sequence[Plan]) -> dict[str, A
     }
 
 
-def plans_from_json(data: Any) -> tuple[tuple[Graph, ...], tuple[Plan, ...]]:
+def plans_from_json(data: str) -> tuple[tuple[Graph, ...], tuple[Plan, ...]]:
     """Read graphs and plans back. Raises JsonValueError with the path of the first wrong value."""
-    distinct = member(data, "graphs", each(graph_from_json))
-    plans = member(data, "plans", each(plan_from_json))
-    numbers = member(data, "plans", each(lambda plan: member(plan, "graph", count)))
+    found = parse_elements(data, {"graphs": graph_from_json, "plans": _numbered_plan})
+    distinct, plans = found["graphs"], tuple(plan for _, plan in found["plans"])
+    numbers = [number for number, _ in found["plans"]]
     if any(number >= len(distinct) for number in numbers):
         raise JsonValueError(f"plans refer to graphs {numbers}, but there are {len(distinct)}", "plans")
     return tuple(distinct[number] for number in numbers), plans
+
+
+def _numbered_plan(data: Any) -> tuple[int, Plan]:
+    return member(data, "graph", count), plan_from_json(data)

@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from hybridc.artifact.check import check_agreement, check_weight_tables
 from hybridc.artifact.graphs import plans_from_json
@@ -106,6 +106,16 @@ class Artifact:
     def read_library(self) -> bytes:
         """Raises ArtifactError HC304 if it was changed since it was opened."""
         return _read(self.files[LIBRARY], self.library)
+
+    def copy_library(self, target: BinaryIO) -> None:
+        """Write its bytes to a file. Raises ArtifactError HC304 if it was changed since it was opened."""
+        file = self.files[LIBRARY]
+        try:
+            digest = file.copy(target)
+        except OSError as error:
+            raise _unreadable(file.path, error) from None
+        if digest != self.library.sha256:
+            raise _changed(file.path)
 
     def close(self) -> None:
         """Close the files; closing twice does no harm."""
@@ -261,7 +271,9 @@ def _open(
     content = _read_all(manifest_file, LARGEST_JSON_BYTES)
     if trusted_keys is not None:
         check_signature(content, _signature(folder), trusted_keys, folder.path)
+    digest = hashlib.sha256(content).hexdigest()
     manifest = _read_manifest(folder.path, content)
+    del content
     if check_host:
         check_versions(folder.path, manifest.versions)
         _check_processor(folder.path, manifest)
@@ -277,7 +289,6 @@ def _open(
         raise _malformed(folder.path / MANIFEST, error) from None
     files.pop(PLAN).close()
     manifest_file.close()
-    digest = hashlib.sha256(content).hexdigest()
     return Artifact(folder.path, manifest, graphs, plans, len(plans) - 1, files, digest)
 
 
@@ -459,6 +470,6 @@ def _check_processor(folder: Path, manifest: Manifest) -> None:
 
 def _read_plans(file: OpenFile, stored: StoredFile) -> tuple[tuple[Graph, ...], tuple[Plan, ...]]:
     try:
-        return plans_from_json(parse(_read(file, stored)))
+        return plans_from_json(_read(file, stored).decode())
     except _MALFORMED as error:
         raise _malformed(file.path, error) from None

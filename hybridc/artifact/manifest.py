@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from hybridc.errors import UsageError
@@ -21,6 +22,7 @@ from hybridc.json_values import (
     optional,
     sealed,
     shape,
+    shared,
     size,
     text,
     whole,
@@ -270,8 +272,8 @@ def manifest_from_json(data: Any) -> Manifest:
             estimated_us=dict(member(data, "estimated_us", each(_time))),
         ),
         host_memory_bytes=member(data, "host_memory_bytes", optional(count)),
-        functions=member(data, "functions", each(_function)),
-        plans=member(data, "plans", each(_plan)),
+        functions=member(data, "functions", each(partial(_function, parameter=shared(_parameter)))),
+        plans=member(data, "plans", each(partial(_plan, weight=shared(_weight)))),
         cuda_image_key=member(data, "cuda_image_key", optional(hexadecimal(16))),
         cuda_image_bytes=member(data, "cuda_image_bytes", optional(count)),
         files=member(data, "files", each(_file)),
@@ -348,9 +350,9 @@ def _time(data: Any) -> tuple[tuple[str, Device], float]:
     return key, member(data, "us", microseconds)
 
 
-def _function(data: Any) -> StoredFunction:
+def _function(data: Any, parameter: Callable[[Any], Parameter]) -> StoredFunction:
     device = member(data, "device", Device)
-    return StoredFunction(member(data, "name", text), device, member(data, "parameters", each(_parameter)))
+    return StoredFunction(member(data, "name", text), device, member(data, "parameters", each(parameter)))
 
 
 def _parameter(data: Any) -> Parameter:
@@ -361,11 +363,11 @@ def _parameter(data: Any) -> Parameter:
     )
 
 
-def _plan(data: Any) -> StoredPlan:
+def _plan(data: Any, weight: Callable[[Any], StoredWeight]) -> StoredPlan:
     return StoredPlan(
-        host_weights=member(data, "host_weights", each(_weight)),
-        streamed_weights=member(data, "streamed_weights", each(_weight)),
-        gpu_weights=member(data, "gpu_weights", each(_weight)),
+        host_weights=member(data, "host_weights", each(weight)),
+        streamed_weights=member(data, "streamed_weights", each(weight)),
+        gpu_weights=member(data, "gpu_weights", each(weight)),
         pins=member(data, "pins", mapping(Device)),
         bucket=member(data, "bucket", size),
         instruction_set=member(data, "instruction_set", size),

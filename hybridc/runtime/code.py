@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import tvm_ffi
 
@@ -86,14 +87,16 @@ def _load_library(artifact: Artifact) -> Library:
     path, code = artifact.path / LIBRARY, (LIBRARY, CUDA_SOURCE)
     key = tuple(file.sha256 for file in artifact.manifest.files if file.name in code)
     if key not in _modules:
-        content = artifact.read_library()
-        if fault := fault_of_library(content):
-            raise refused(path, f"the library cannot be loaded: {fault}")
-        try:
-            _modules[key] = _load_copy(content)
-        except Exception as error:
-            reason = str(error).strip().splitlines()[-1]
-            raise refused(path, f"the library cannot be loaded: {reason}") from error
+        with open(os.memfd_create("library"), "w+b") as copy:
+            artifact.copy_library(copy)
+            copy.flush()
+            if fault := _fault_of(copy):
+                raise refused(path, f"the library cannot be loaded: {fault}")
+            try:
+                _modules[key] = _load_copy(copy)
+            except Exception as error:
+                reason = str(error).strip().splitlines()[-1]
+                raise refused(path, f"the library cannot be loaded: {reason}") from error
     return Library(path, _modules[key])
 
 
@@ -101,18 +104,19 @@ _modules: dict[tuple[str, ...], Any] = {}
 """By the hashes of what they are made of."""
 
 
-def _load_copy(content: bytes) -> Any:
+def _fault_of(copy: BinaryIO) -> str | None:
+    if copy.tell() == 0:
+        return fault_of_library(b"")  # nothing that could be mapped
+    with mmap(copy.fileno(), 0, access=ACCESS_READ) as content:
+        return fault_of_library(content)
+
+
+def _load_copy(copy: BinaryIO) -> Any:
     """Load a library from memory: the dynamic linker maps files, and the artifact's may change at any time.
 
     The linker takes a library for loaded when it knows the name, so it gets one that was never used before.
     """
-    handle = os.memfd_create("library")
-    try:
-        with open(handle, "wb", closefd=False) as stream:
-            stream.write(content)
-        with scratch_folder("hybridc-load-") as folder:
-            link = folder / LIBRARY  # TVM goes by the ending
-            link.symlink_to(f"/proc/self/fd/{handle}")
-            return tvm_ffi.load_module(str(link))
-    finally:
-        os.close(handle)
+    with scratch_folder("hybridc-load-") as folder:
+        link = folder / LIBRARY  # TVM goes by the ending
+        link.symlink_to(f"/proc/self/fd/{copy.fileno()}")
+        return tvm_ffi.load_module(str(link))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from mmap import mmap
 
 _MAGIC = b"\x7fELF\x02\x01\x01"  # of 64 bits, little-endian, version 1
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
@@ -13,14 +14,14 @@ _SHARED, _X86_64 = 3, 62
 _LOADED, _DYNAMIC = 1, 2
 
 
-def fault_of_library(content: bytes) -> str | None:
+def fault_of_library(content: bytes | mmap) -> str | None:
     """Why these bytes are no whole shared library for this processor; None if they are one, or seem so.
 
     Headers, and where in the file the segments lie, are looked at, and nothing that lies in them.
     """
-    if not content:
+    if len(content) == 0:
         return "the file is empty"
-    if not content.startswith(_MAGIC) or len(content) < _HEADER.size:
+    if content[: len(_MAGIC)] != _MAGIC or len(content) < _HEADER.size:
         return "it is no ELF file of 64 bits"
     _, kind, machine, _, _, segments_at, _, _, _, segment_bytes, segments, *_ = _HEADER.unpack_from(content)
     if (kind, machine) != (_SHARED, _X86_64):
@@ -35,7 +36,7 @@ def fault_of_library(content: bytes) -> str | None:
     return None if {_LOADED, _DYNAMIC} <= kinds else "it has no segments to load"
 
 
-def _segments(content: bytes, start: int, count: int) -> Iterator[tuple[int, int, int]]:
+def _segments(content: bytes | mmap, start: int, count: int) -> Iterator[tuple[int, int, int]]:
     """Kind, offset in the file and bytes there, of each."""
     for number in range(count):
         kind, _, offset, _, _, size, _, _ = _SEGMENT.unpack_from(content, start + number * _SEGMENT.size)

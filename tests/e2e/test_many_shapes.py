@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ TARGETS = CPU, GPU = "avx2", "cuda:sm_75+avx2"
 GPU_MEMORY = "512MiB"
 TOLERANCE = 1e-4
 MOST_PEAK = 1.1
-"""Times the most host memory that runs of the largest sizes alone take."""
+"""Times the most host memory that runs of the largest sizes alone, or of their bucket alone, take."""
 
 DETECTOR = """g (float[1, B, 8] features) => (float[1, B, 4] boxes, int64[K, 3] chosen)
 <float[8, 4] to_corner, float[8, 1] to_score, float[4] sides> {
@@ -193,3 +193,15 @@ def test_all_sizes_take_no_more_host_memory_than_the_largest(target: str, tmp_pa
     emulate = None if target == CPU else GPU_MEMORY
     largest, drawn_ones = (peak_bytes(path, runs, emulate_gpu=emulate) for runs in (1, 5000))
     assert 0 < drawn_ones <= MOST_PEAK * largest
+
+
+@pytest.mark.slow
+def test_eight_buckets_take_little_more_host_memory_than_one(tmp_path: Path) -> None:
+    def peak(name: str, dims: Mapping[str, str]) -> int:
+        """The median of five."""
+        (tmp_path / name).mkdir()
+        _, path = compiled(replace(CASES["recogniser"], dims=dims), CPU, tmp_path / name)
+        return sorted(peak_bytes(path, 300) for _ in range(5))[2]
+
+    one = peak("one", {"N": "1..3:3", "W": "8..96:96"})
+    assert 0 < peak("eight", {"N": "1..3:1,3", "W": "8..96:16,32,64,96"}) <= MOST_PEAK * one
