@@ -1,6 +1,6 @@
 """Decoding and prefill of a Llama decoder with int4 weights, beside onnxruntime and OpenVINO.
 
-    python benchmarks/decode.py [--target avx512] [--contexts 128,1024] [--threads 1,2] [--size small]
+    python benchmarks/decode.py [--target avx512] [--contexts 128,1024] [--threads 1,2] [--merge]
 
 All engines get one file, in which keys and values have their places in a cache. Each runs in a process of
 its own, and they take turns in several rounds, of which the best median counts. A step reads one token
@@ -9,7 +9,8 @@ same memory. `int8` has accuracy_level 4, `exact` 1. `difference` is that of the
 onnxruntime's `exact` ones, as a share of them (root mean squares). `memory` is no engine, but what as many
 threads read by OpenBLAS's dot products of an array of 256 MiB; `read_share` is what a step has to read (all
 weights but the embedding, and keys and values of the tokens before it) over its time, as a share of that. An
-engine that does not take the file has its error instead. Results go to benchmarks/results/decode.json.
+engine that does not take the file has its error instead. Results go to
+benchmarks/results/decode_TARGET.json; `--merge` leaves rows of other contexts and numbers of threads there.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from common import write_result
+from common import result_rows, write_result
 
 from hybridc import models
 
@@ -59,6 +60,7 @@ def main() -> int:
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--merge", action="store_true")
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
@@ -75,7 +77,12 @@ def main() -> int:
             files = _files(Path(folder), context, arguments.size, arguments.target)
             for threads in map(int, arguments.threads.split(",")):
                 rows += _rows(files, context, threads, arguments)
-    path = write_result("decode", rows)
+    name = f"decode_{arguments.target}"
+    measured = {(row["context"], row["threads"]) for row in rows}
+    kept = result_rows(name) if arguments.merge else []
+    kept = [row for row in kept if (row["context"], row["threads"]) not in measured]
+    rows = sorted([*kept, *rows], key=lambda row: (row["context"], row["threads"]))
+    path = write_result(name, rows)
     print(f"written to {path}")
     return 0
 

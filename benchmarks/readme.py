@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import ROOT
+from common import RESULTS, ROOT
 from pages.decode import decode_points
 from pages.plans import paired, speed
 from pages.results import read
@@ -134,14 +134,15 @@ def summary() -> str:
         f"| {len(speeds)} training steps on the CPU | {min(speeds):.1f} to {max(speeds):.0f} times faster "
         f"| PyTorch | {training['date']} |"
     )
-    decode = read("decode")
-    points = decode_points(decode["rows"])
-    gains = [min(peers) / ours for ours, *peers in (point.tokens for point in points)]
-    lines.append(
-        f"| tokens of an int4 decoder on the CPU, {len(gains)} points "
-        f"| {min(gains):.1f} to {max(gains):.1f} times faster | {peer_names(list(points[0].engines[1:]))} "
-        f"| {decode['date']} |"
-    )
+    for path in sorted(RESULTS.glob("decode_*.json")):
+        decode, target = read(path.stem), path.stem.removeprefix("decode_")
+        points = decode_points(decode["rows"])
+        gains = [min(others) / ours for ours, *others in (point.tokens for point in points)]
+        peers = peer_names(list(points[0].engines[1:]))
+        lines.append(
+            f"| tokens of an int4 decoder on the CPU, `{target}`, {len(gains)} points "
+            f"| {min(gains):.1f} to {max(gains):.1f} times faster | {peers} | {decode['date']} |"
+        )
     return "\n".join(lines)
 
 

@@ -35,6 +35,8 @@ def decode_points(rows: list[dict[str, Any]]) -> list[Point]:
             found.setdefault(point, {})[row["engine"]] = row
     points = []
     for point, of_engine in found.items():
+        if OURS not in of_engine:
+            continue
         engines = (OURS, *(e for e in of_engine if e != OURS))
         ms = [tuple(of_engine[e][name] for e in engines) for name in ("decode_ms", "prefill_ms")]
         points.append(Point(*point, engines, *ms, of_engine[OURS]["read_share"]))
@@ -43,9 +45,21 @@ def decode_points(rows: list[dict[str, Any]]) -> list[Point]:
 
 def decode_tables() -> list[str]:
     """Tokens of a decoder with int4 weights beside the peers, if they were measured."""
-    if not (RESULTS / "decode.json").exists():
+    names = sorted(path.stem for path in RESULTS.glob("decode_*.json"))
+    tables = [part for name in names for part in _table(read(name))]
+    if not tables:
         return []
-    result = read("decode")
+    intro = (
+        "A Llama of 246 million parameters with int4 weights (`python benchmarks/decode.py`): a token behind "
+        "so many others, and a prompt of 128. `int8` rounds activations to 8 bits, as `accuracy_level` 4 "
+        "allows; OpenVINO takes no note of it, and multiplies in bf16 where the processor can. Of the read "
+        "bandwidth: what a token of hybridc has to read, weights, keys and values, in its time, over what as "
+        "many threads read of memory."
+    )
+    return ["## Language models", intro, *tables]
+
+
+def _table(result: dict[str, Any]) -> list[str]:
     points = decode_points(result["rows"])
     engines = points[0].engines
     token, prompt = (" | ".join(f"{e}, {what}, ms" for e in engines) for what in ("a token", "prompt"))
@@ -63,12 +77,4 @@ def decode_tables() -> list[str]:
         )
     target = next(row["target"] for row in result["rows"] if row["engine"] == OURS)
     where = f"{result['date']}, {result['cores']} cores of an {result['processor']}"
-    return [
-        "## Language models",
-        f"A Llama of 246 million parameters with int4 weights for `{target}` ({where}, "
-        "`python benchmarks/decode.py`): a token behind so many others, and a prompt of 128. `int8` rounds "
-        "activations to 8 bits, as `accuracy_level` 4 allows; OpenVINO multiplies in bf16 with either. Of "
-        "the read bandwidth: what a token of hybridc has to read, weights, keys and values, in its time, "
-        "over what as many threads read of memory.",
-        "\n".join(lines),
-    ]
+    return [f"`{target}`, {where}:", "\n".join(lines)]
