@@ -27,8 +27,6 @@ PAIRS = COLUMNS // 2
 WARPS_ACROSS = 2
 THREADS = ROWS // FRAGMENT * WARPS_ACROSS * WARP
 PARTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
-OCTETS_SINCE = 80
-"""Architecture; on sm_75, whose matrix instructions take more registers, ptxas keeps two in local memory."""
 LEAST_SLICES = 2
 """Of a part."""
 _REGISTERS = 240
@@ -44,8 +42,6 @@ class TensorCorePlan:
     conv: Convolution
     parts: int = 1
     """Blocks that share the channels of a tile; they divide its slices evenly."""
-    octets: bool = True
-    """Whether lines are loaded by 128 bits where they are whole octets."""
 
     @property
     def down(self) -> int:

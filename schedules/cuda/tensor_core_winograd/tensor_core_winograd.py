@@ -9,18 +9,12 @@ from hybridc.schedules.cuda.core.launch import cuda_target, finish_function, red
 from hybridc.schedules.cuda.core.refusal import attempt
 from hybridc.schedules.cuda.tensor_core.tensor_core import direct_us
 from hybridc.schedules.cuda.tensor_core_winograd.kernel import tensor_core_convolution
-from hybridc.schedules.cuda.tensor_core_winograd.plan import (
-    OCTETS_SINCE,
-    can_be_planned,
-    choose,
-    estimated_us,
-)
+from hybridc.schedules.cuda.tensor_core_winograd.plan import can_be_planned, choose, estimated_us
 from hybridc.schedules.cuda.tile.read import read_product
 from hybridc.schedules.cuda.tile.schedule import known_gpu
 from hybridc.schedules.cuda.winograd.read import Convolution, read_convolution
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 from hybridc.schedules.storage import WideFunction, widened
-from hybridc.targets import architecture_number, oldest
 
 
 @schedule_rule(family="winograd")
@@ -37,8 +31,6 @@ def tensor_core_winograd(request: Request) -> Scheduled | None:
     plan, direct = choose(read.conv, gpu), direct_us(request)
     if direct is None or estimated_us(plan, gpu) >= direct:
         return None
-    newest = architecture_number(oldest(request.target.cuda_architectures)) >= OCTETS_SINCE
-    plan = replace(plan, octets=newest)
     function = attempt(rule, lambda: tensor_core_convolution(request.function, read.wide, plan))
     made = None if function is None else finish_function(function, rule, cuda_target(request.target))
     return None if made is None else replace(made, packings=((plan.conv.position, plan.packing),))

@@ -14,7 +14,7 @@ from hybridc import emulator
 from hybridc.emulator import ThreadOrder
 from hybridc.machine import gpu_named
 from hybridc.schedules.cuda.core.launch import cuda_target, finish_function
-from hybridc.schedules.cuda.tensor_core_winograd import arrays, kernel
+from hybridc.schedules.cuda.tensor_core_winograd import kernel
 from hybridc.schedules.cuda.tensor_core_winograd.kernel import tensor_core_convolution
 from hybridc.schedules.cuda.tensor_core_winograd.plan import TensorCorePlan, choose
 from hybridc.schedules.cuda.tensor_core_winograd.tensor_core_winograd import (
@@ -23,7 +23,6 @@ from hybridc.schedules.cuda.tensor_core_winograd.tensor_core_winograd import (
 )
 from hybridc.schedules.rule import Request, Scheduled
 from hybridc.schedules.storage import stored
-from hybridc.targets import parse_target
 from tests.schedules.cuda.families import Array, Family, convolution
 from tests.schedules.cuda.tensor_cores import TARGET, built, unedited
 
@@ -100,25 +99,7 @@ def drawn_cases() -> dict[str, Case]:
     return cases
 
 
-def drawn_octets() -> dict[str, Case]:
-    """Images whose lines are whole accesses of 128 bits: some of a block, of a few pixels, or of many."""
-    generator = random.Random(7)
-    cases = {}
-    for number in range(DRAWN // 2):
-        width, height = generator.choice((8, 16, 24, 64, 72)), generator.choice((2, 3, 5, 8))
-        channels, parts = generator.choice(((16, 1), (48, 1), (48, 3), (64, 2)))
-        filters = generator.choice((16, 64, 80))
-        family = convolution(
-            (generator.choice((1, 3)), channels, height, width),
-            (filters, channels, 3, 3),
-            residual=generator.random() < 0.5,
-            padding=1,
-        )
-        cases[f"octets_{number}"] = Case(family, 1, parts)
-    return cases
-
-
-CASES = drawn_cases() | drawn_octets()
+CASES = drawn_cases()
 
 
 @dataclass
@@ -191,7 +172,7 @@ def test_a_missing_barrier_shows() -> None:
 
 
 def test_a_wrong_rotation_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "LINE", 2)
+    monkeypatch.setattr(kernel, "_LINE", 2)
     assert shows(build(FAULT))
 
 
@@ -199,28 +180,6 @@ def test_a_wrong_sign_of_a_transform_shows(monkeypatch: pytest.MonkeyPatch) -> N
     right = kernel.result_transformed
     monkeypatch.setattr(kernel, "result_transformed", lambda line: right(line)[::-1])
     assert shows(build(FAULT))
-
-
-@pytest.mark.parametrize("width", [8, 72])
-def test_a_neighbour_on_the_wrong_side_shows(width: int) -> None:
-    case = {"fault": Case(convolution((1, 16, 4, width), (16, 16, 3, 3), padding=1))}
-    faulty = build(case, lambda source: source.replace("__shfl_up_sync", "__shfl_down_sync"))
-    # of lines of one octet each end is zero, whatever the neighbours have
-    assert faulty.is_right("fault", case["fault"], ThreadOrder.FORWARD) is (width == 8)
-
-
-@pytest.mark.parametrize(("width", "padding", "is_wide"), [(16, 1, True), (12, 1, False), (18, 0, False)])
-def test_lines_of_whole_octets_are_loaded_by_128_bits(width: int, padding: int, is_wide: bool) -> None:
-    family = convolution((1, 16, 8, width), (16, 16, 3, 3), padding=padding)
-    assert ("__shfl_up_sync" in build({"one": Case(family, padding)}).source) is is_wide
-
-
-def test_turing_has_too_few_registers_for_octets() -> None:
-    request = requested(convolution((1, 64, 56, 56), (64, 64, 3, 3), padding=1))
-    for architecture, has_octets in (("sm_75", False), ("sm_86", True)):
-        made = tensor_core_winograd(replace(request, target=parse_target(f"cuda:{architecture}+avx2")))
-        assert made is not None
-        assert ("tvm_warp_shuffle_up" in made.function.script()) is has_octets
 
 
 def test_sums_of_the_largest_numbers_stay_finite() -> None:
