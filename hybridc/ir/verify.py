@@ -163,7 +163,7 @@ def _check_parts(graph: Graph) -> None:
     behind = [ports[len(ports) - len(second & set(ports)) :] for ports in (graph.inputs, graph.outputs)]
     for pair in graph.parts:
         found = [ports for ports in (graph.inputs, graph.outputs) if all(ports.count(n) == 1 for n in pair)]
-        types = {graph.tensor[name].dtype for name in pair}
+        types = {graph.tensor[name].dtype for name in pair if name in graph.tensor}
         if len(found) != 1 or len(types) != 1 or not any(pair[1] in each for each in behind):
             raise _refuse("HC210", f"{pair[0]!r} and {pair[1]!r} cannot be parts", "the graph")
 
