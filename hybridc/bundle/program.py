@@ -20,7 +20,7 @@ def program_to_json(artifact: Artifact) -> dict[str, Any]:
     """What the runs of an artifact do, by each of its plans, as plain JSON values.
 
     Raises ArtifactError HC306 where a plan is refused or does not fit its functions, UsageError HC564 for a
-    program of a training step, for one with open dimensions, and for caches in parts.
+    program of a training step, and for one with open dimensions.
     """
     manifest = artifact.manifest
     has_states = any(graph.loop_carried != graph.caches for graph in artifact.graphs)
@@ -36,10 +36,6 @@ def program_to_json(artifact: Artifact) -> dict[str, Any]:
         raise UsageError(
             "HC564", what, where=str(artifact.path), remedy="compile the model for one size of each"
         )
-    if any(graph.parts for graph in artifact.graphs):
-        what = "an artifact in which the heads of caches are divided between GPU and CPU cannot be bundled"
-        remedy = "compile the model for one device, or with a pin: kernels that are pinned are not cut"
-        raise UsageError("HC564", what, where=str(artifact.path), remedy=remedy)
     verify_plans(artifact)
     for number in range(len(artifact.plans)):
         bind_plan(replace(artifact, number=number))

@@ -126,6 +126,32 @@ def test_damaged_places_of_what_stays_on_the_gpu_are_refused_alike(ask: Ask) -> 
         assert ask(question(impossible, plan)) == verdict(impossible, plan) != "ok"
 
 
+def test_impossible_parts_are_refused_alike(ask: Ask) -> None:
+    build = GraphBuilder()
+    x, x_behind, z = build.input("x", 3), build.input("x_behind", 5), build.input("z", 4)
+    y = build.kernel((x, z), {"y": 3})
+    y_behind = build.kernel((x_behind, z), {"y_behind": 5})
+    known = build.graph(y, z, y_behind)
+    graph = replace(known, inputs=(x, z, x_behind), parts=((x, x_behind), (y, y_behind)))
+    plan = make_plan(graph, machine(), None, (Device.GPU, Device.CPU))
+    assert ask(question(graph, plan)) == verdict(graph, plan) == "ok"
+    one, other = graph.parts
+    for wrong in (
+        (one, other[::-1]),
+        (one, one),
+        (one, (x, y)),
+        ((x, y_behind),),
+        ((z, x_behind),),
+        ((x, "none"),),
+        ((x, x),),
+    ):
+        damaged = replace(graph, parts=wrong)
+        assert ask(question(damaged, plan)) == verdict(damaged, plan), wrong
+    for change in ({"inputs": (x, x_behind, z)}, {"inputs": (x, z, x_behind, x_behind)}):
+        damaged = replace(graph, **change)
+        assert ask(question(damaged, plan)) == verdict(damaged, plan) == "HC210", change
+
+
 def test_edited_values_are_refused_alike(ask: Ask) -> None:
     """Any value of a plan may be another of its type, or of none that it may have."""
     codes: Counter[str] = Counter()

@@ -155,8 +155,12 @@ class Model:
             pins=({},) * len(self.plans),
             lowered=lowered,
             target=self.target,
-            inputs=tuple(self._port(f"the/{name}", name) for name in self.graph.inputs),
-            outputs=tuple(self._port(f"out/{i}", name) for i, name in enumerate(self.graph.outputs)),
+            inputs=tuple(
+                self._port(f"the/{names[0]}", names) for names in self.graph.ports(self.graph.inputs)
+            ),
+            outputs=tuple(
+                self._port(f"out/{i}", names) for i, names in enumerate(self.graph.ports(self.graph.outputs))
+            ),
             source=Source("hand.onnx", "0" * 64, 18),
             machine=load_machine(),
             cuda_source=library.cuda_source,
@@ -170,13 +174,50 @@ class Model:
         compile_cuda = partial(compile_fatbin, architectures=self.target.cuda_architectures)
         return build_library(lowered.module, self.target, folder, cuda_compile=compile_cuda)
 
-    def _port(self, name: str, tensor_name: str) -> Port:
-        tensor = self.graph.tensor[tensor_name]
-        return Port(name, tensor.shape, tensor.dtype)
+    def _port(self, name: str, names: tuple[str, ...]) -> Port:
+        """Of a tensor, or of parts that are joined along the last axis."""
+        first, *others = (self.graph.tensor[each] for each in names)
+        if not others:
+            return Port(name, first.shape, first.dtype)
+        extent = first.shape[-1] + sum(each.shape[-1] for each in others)
+        return Port(name, (*first.shape[:-1], extent), first.dtype)
 
 
 def tensor(name: str, role: Role = Role.ACTIVATION, shape: tuple[int, ...] = SHAPE) -> Tensor:
     return Tensor(name, shape, "float32", role)
+
+
+def model_in_parts() -> Model:
+    """-x of the first three columns, which stay on the GPU, and relu of the others on the CPU."""
+    first, second = (SHAPE[0], 3), (SHAPE[0], SHAPE[1] - 3)
+    x, x_behind = tensor("x", Role.INPUT, first), tensor("x_behind", Role.INPUT, second)
+    y, y_behind = tensor("y", Role.OUTPUT, first), tensor("y_behind", Role.OUTPUT, second)
+    a, b = tensor("a", Role.INPUT), tensor("b", Role.OUTPUT)
+    graph = Graph(
+        (
+            Kernel("k0", "negate", ("x",), ("y",), may_overwrite=(("y", "x"),), appends=True),
+            Kernel("k1", "relu", ("x_behind",), ("y_behind",)),
+            Kernel("k2", "relu_whole", ("a",), ("b",)),
+        ),
+        (x, x_behind, a, y, y_behind, b),
+        ("x", "a", "x_behind"),
+        ("b", "y", "y_behind"),
+        loop_carried=(("x", "y"),),
+        parts=(("x", "x_behind"), ("y", "y_behind")),
+    )
+    builder = PlanBuilder()
+    on_gpu, on_cpu, whole = builder.run("k0", GPU), builder.run("k1", CPU), builder.run("k2", CPU)
+    offset = builder.hold(x, GPU, -1, on_gpu)
+    builder.hold(y, GPU, on_gpu, 3, at=offset)
+    for each, other, step in ((x_behind, y_behind, on_cpu), (a, b, whole)):
+        builder.hold(each, CPU, -1, step)
+        builder.hold(other, CPU, step, 3)
+    functions = {
+        ("negate", GPU): scheduled(negate(first), GPU),
+        ("relu", CPU): scheduled(relu(second), CPU),
+        ("relu_whole", CPU): scheduled(relu(), CPU),
+    }
+    return Model(graph, builder.plan(), functions, GPU_TARGET)
 
 
 def cpu_model() -> Model:

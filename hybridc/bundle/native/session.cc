@@ -158,9 +158,7 @@ void Session::Run(std::span<const hybridc_input_array> inputs, std::span<hybridc
   weights_->CheckUnchanged();
   PutInputs(feeds);
   plan_->Run();
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    Fill(program_.outputs[numbers[i]], plan_->plan().outputs[numbers[i]], feeds, outputs[i]);
-  }
+  for (size_t i = 0; i < outputs.size(); ++i) Fill(numbers[i], feeds, outputs[i]);
 }
 
 void Session::Measure(std::span<const hybridc_input_array> inputs, hybridc_step* times) {
@@ -194,48 +192,69 @@ Session::Feeds Session::Checked(std::span<const hybridc_input_array> inputs) con
     CheckArray(port, *feeds[i]);
   }
   for (const ValueCheck& check : plan_->plan().checks) {
-    if (check.input.has_value()) CheckValues(check, program_.inputs[*check.input], feeds[*check.input]->data);
+    if (!check.input.has_value()) continue;
+    const size_t number = plan_->plan().inputs[*check.input].port;
+    CheckValues(check, program_.inputs[number], feeds[number]->data);
   }
   return feeds;
 }
 
 void Session::PutInputs(const Feeds& feeds) {
-  for (size_t i = 0; i < feeds.size(); ++i) {
-    const Place& place = plan_->plan().inputs[i];
-    const int64_t size_bytes = program_.inputs[i].size_bytes;
-    if (place.space == Space::kGpu) {
-      plan_->PutOnGpu(place.offset, feeds[i]->data, size_bytes);
-    } else if (place.space == Space::kCpu && size_bytes > 0) {
-      std::memcpy(plan_->HostBytes(place), feeds[i]->data, static_cast<size_t>(size_bytes));
+  for (const PortTensor& tensor : plan_->plan().inputs) {
+    for (int64_t row = 0; row < tensor.rows; ++row) {
+      const int64_t begin = row * tensor.row_bytes;
+      const char* const source = static_cast<const char*>(feeds[tensor.port]->data) + tensor.OffsetOf(begin);
+      if (tensor.place.space == Space::kGpu) {
+        plan_->PutOnGpu(tensor.place.offset + begin, source, tensor.row_bytes);
+      } else if (tensor.place.space == Space::kCpu) {
+        std::memcpy(plan_->HostBytes(tensor.place) + begin, source, static_cast<size_t>(tensor.row_bytes));
+      }
     }
   }
 }
 
-void Session::Fetch(const Port& port, const Place& place, const Feeds& feeds, void* data) const {
-  if (port.size_bytes == 0) return;
-  if (place.space == Space::kGpu) return plan_->GetFromGpu(place.offset, data, port.size_bytes);
-  const bool is_input = place.space == Space::kInputs;
-  const void* source = is_input ? feeds[static_cast<size_t>(place.offset)]->data : plan_->HostBytes(place);
-  std::memmove(data, source, static_cast<size_t>(port.size_bytes));
+void Session::Fetch(size_t number, const Feeds& feeds, void* data) const {
+  for (const PortTensor& tensor : plan_->plan().outputs) {
+    if (tensor.port != number) continue;
+    for (int64_t row = 0; row < tensor.rows; ++row) {
+      const int64_t begin = row * tensor.row_bytes;
+      FetchBytes(tensor.place, begin, tensor.row_bytes, feeds, static_cast<char*>(data) + tensor.OffsetOf(begin));
+    }
+  }
+}
+
+void Session::FetchBytes(const Place& place, int64_t begin, int64_t size_bytes, const Feeds& feeds, char* data) const {
+  if (place.space == Space::kGpu) return plan_->GetFromGpu(place.offset + begin, data, size_bytes);
+  if (place.space != Space::kInputs) {
+    std::memmove(data, plan_->HostBytes(place) + begin, static_cast<size_t>(size_bytes));
+    return;
+  }
+  const PortTensor& input = plan_->plan().inputs[static_cast<size_t>(place.offset)];
+  const char* const fed = static_cast<const char*>(feeds[input.port]->data);
+  for (int64_t end = begin + size_bytes, count; begin < end; begin += count, data += count) {
+    count = std::min(end - begin, input.row_bytes - begin % input.row_bytes);
+    std::memmove(data, fed + input.OffsetOf(begin), static_cast<size_t>(count));
+  }
 }
 
 int64_t Session::CountOf(size_t number, const Feeds& feeds) const {
   int64_t count = 0;
-  Fetch(program_.counts[number], plan_->plan().outputs[program_.outputs.size() + number], feeds, &count);
+  Fetch(program_.outputs.size() + number, feeds, &count);
   return count;
 }
 
-void Session::Fill(const Port& port, const Place& place, const Feeds& feeds, hybridc_output_array& output) const {
+void Session::Fill(size_t number, const Feeds& feeds, hybridc_output_array& output) const {
+  const Port& port = program_.outputs[number];
   std::vector<int64_t> shape = port.shape;
   for (const Cut& cut : port.cuts) {
     shape[cut.axis] = std::clamp<int64_t>(CountOf(cut.count, feeds), 0, port.shape[cut.axis]);
   }
   output.size_bytes = static_cast<size_t>(port.size_bytes);
   if (shape == port.shape || port.size_bytes == 0) {
-    Fetch(port, place, feeds, output.data);
+    Fetch(number, feeds, output.data);
   } else {
     std::vector<char> whole(static_cast<size_t>(port.size_bytes));
-    Fetch(port, place, feeds, whole.data());
+    Fetch(number, feeds, whole.data());
     char* const first = static_cast<char*>(output.data);
     const char* end = CopyFirst(whole.data(), first, port.shape.data(), shape.data(), shape.size(), port.element_bytes);
     output.size_bytes = static_cast<size_t>(end - first);

@@ -32,7 +32,7 @@ class Session {
   void Measure(std::span<const hybridc_input_array> inputs, hybridc_step* times);
 
  private:
-  // The arrays of a run by the number of their input or output.
+  // The arrays of a run by the number of their input.
   using Feeds = std::vector<const hybridc_input_array*>;
 
   Session(const std::string& folder, Program program, std::unique_ptr<File> weights, const Library& library,
@@ -41,9 +41,11 @@ class Session {
   const Plan& ChoosePlan(const hybridc_options& options) const;
   Feeds Checked(std::span<const hybridc_input_array> inputs) const;
   void PutInputs(const Feeds& feeds);
-  void Fill(const Port& port, const Place& place, const Feeds& feeds, hybridc_output_array& output) const;
+  void Fill(size_t number, const Feeds& feeds, hybridc_output_array& output) const;
   int64_t CountOf(size_t number, const Feeds& feeds) const;
-  void Fetch(const Port& port, const Place& place, const Feeds& feeds, void* data) const;
+  // What an output, or a count behind them, is after a run.
+  void Fetch(size_t number, const Feeds& feeds, void* data) const;
+  void FetchBytes(const Place& place, int64_t begin, int64_t size_bytes, const Feeds& feeds, char* data) const;
 
   const std::string folder_;
   const Program program_;

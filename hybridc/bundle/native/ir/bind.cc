@@ -304,28 +304,28 @@ class Binder {
     return {};
   }
 
-  std::vector<Place> Inputs() const {
-    std::vector<Place> places;
-    for (const std::string& name : graph_.inputs) places.push_back(InArena(name, true));
-    return places;
+  std::vector<PortTensor> Inputs() const {
+    std::vector<PortTensor> inputs;
+    for (const std::string& name : graph_.inputs) inputs.push_back({InArena(name, true)});
+    return inputs;
   }
 
   // An output may be an input, whose place may be taken by then, or a weight.
-  std::vector<Place> Outputs() const {
-    std::vector<Place> places;
+  std::vector<PortTensor> Outputs() const {
+    std::vector<PortTensor> outputs;
     for (const std::string& name : graph_.outputs) {
       const auto input = std::find(graph_.inputs.begin(), graph_.inputs.end(), name);
       const Tensor& tensor = *tensors_.at(name);
       if (input != graph_.inputs.end()) {
-        places.push_back({Space::kInputs, input - graph_.inputs.begin()});
+        outputs.push_back({{Space::kInputs, input - graph_.inputs.begin()}});
       } else if (IsWeight(name)) {
         const int64_t offset = OffsetOf(name, {tensor.dtype, tensor.shape, 0, tensor.size_bytes});
-        places.push_back({Space::kWeights, offset});
+        outputs.push_back({{Space::kWeights, offset}});
       } else {
-        places.push_back(InArena(name, false));
+        outputs.push_back({InArena(name, false)});
       }
     }
-    return places;
+    return outputs;
   }
 
   std::vector<ValueCheck> Checks() const {

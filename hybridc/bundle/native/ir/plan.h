@@ -57,6 +57,10 @@ struct Graph {
   std::vector<Kernel> kernels;
   std::vector<std::string> inputs, outputs;
   std::vector<std::array<std::string, 2>> carried;  // an input, and the output that the next run takes in its place
+  std::vector<std::array<std::string, 2>> parts;    // tensors that are one input or output of the model
+
+  // Where in `names`, the graph's inputs or outputs, the tensors of each of the model's are.
+  std::vector<std::vector<size_t>> Ports(const std::vector<std::string>& names) const;
 };
 
 // Runs a kernel, or copies a tensor.

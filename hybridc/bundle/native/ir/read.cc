@@ -1,4 +1,7 @@
+#include <algorithm>
 #include <limits>
+#include <map>
+#include <set>
 #include <utility>
 
 #include "ir/plan.h"
@@ -106,6 +109,25 @@ Arena ReadArena(const Json& json) { return {ReadDevice(json["device"]), ReadWhol
 
 }  // namespace
 
+std::vector<std::vector<size_t>> Graph::Ports(const std::vector<std::string>& names) const {
+  std::map<std::string, std::string> second;
+  std::set<std::string> behind;
+  for (const auto& [first, other] : parts) {
+    second[first] = other;
+    behind.insert(other);
+  }
+  std::vector<std::vector<size_t>> ports;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (behind.contains(names[i])) continue;
+    std::vector<size_t>& positions = ports.emplace_back(1, i);
+    const auto other = second.find(names[i]);
+    if (other == second.end()) continue;
+    const auto found = std::find(names.begin(), names.end(), other->second);
+    if (found != names.end()) positions.push_back(static_cast<size_t>(found - names.begin()));
+  }
+  return ports;
+}
+
 int64_t Plan::ArenaBytes(Device device) const {
   for (const Arena& arena : arenas) {
     if (arena.device == device) return arena.size_bytes;
@@ -148,6 +170,7 @@ Graph ReadGraph(const Json& json) {
   Graph graph{json["tensors"].Each(ReadTensor), json["kernels"].Each(ReadKernel), ReadNames(json["inputs"]),
               ReadNames(json["outputs"])};
   if (json.Has("carried")) graph.carried = json["carried"].Each(ReadPair);
+  if (json.Has("parts")) graph.parts = json["parts"].Each(ReadPair);
   return graph;
 }
 

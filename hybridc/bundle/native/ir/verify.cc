@@ -146,6 +146,7 @@ class Verifier {
     CheckKnown(graph_.inputs);
     CheckKnown(graph_.outputs);
     CheckCarried();
+    CheckParts();
     CheckGuards();
   }
 
@@ -168,6 +169,38 @@ class Verifier {
         RefusePlan("HC210", Quoted(made) + " and " + Quoted(old) + " cannot be a loop-carried pair", "the graph");
       }
     }
+  }
+
+  // Both parts are inputs, or outputs, of one type, each once, the second ones behind all others.
+  void CheckParts() const {
+    std::set<std::string> seen, second;
+    for (const auto& pair : graph_.parts) {
+      for (const std::string& name : pair) {
+        if (!seen.insert(name).second) RefusePlan("HC210", "a tensor is in two pairs of parts", "the graph");
+      }
+      second.insert(pair[1]);
+    }
+    for (const auto& [first, other] : graph_.parts) {
+      const bool is_input = ArePartsOf(graph_.inputs, first, other);
+      const bool is_known = is_input != ArePartsOf(graph_.outputs, first, other);
+      const bool is_behind = IsBehind(graph_.inputs, other, second) || IsBehind(graph_.outputs, other, second);
+      if (!is_known || !is_behind || TensorOf(first).dtype != TensorOf(other).dtype) {
+        RefusePlan("HC210", Quoted(first) + " and " + Quoted(other) + " cannot be parts", "the graph");
+      }
+    }
+  }
+
+  static bool ArePartsOf(const std::vector<std::string>& ports, const std::string& first, const std::string& other) {
+    return std::count(ports.begin(), ports.end(), first) == 1 && std::count(ports.begin(), ports.end(), other) == 1;
+  }
+
+  // Whether a name is among the last ports, as many as are second parts.
+  static bool IsBehind(const std::vector<std::string>& ports, const std::string& name,
+                       const std::set<std::string>& second) {
+    const std::set<std::string> distinct(ports.begin(), ports.end());
+    const auto is_second = [&second](const std::string& port) { return second.contains(port); };
+    const auto count = std::count_if(distinct.begin(), distinct.end(), is_second);
+    return std::find(ports.end() - count, ports.end(), name) != ports.end();
   }
 
   // Whatever is read has been computed then: its kernel has guards of the reader, and no others. A choice reads each of

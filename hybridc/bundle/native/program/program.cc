@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "ir/bind.h"
@@ -86,15 +88,53 @@ ir::WeightOffsets ReadWeights(const Json& json, int64_t weights_bytes) {
   return offsets;
 }
 
-// Ports are as large as the tensors behind them, whose places the verifier has checked.
-void CheckPorts(const Json& json, const std::vector<Port>& ports, const std::vector<std::string>& names,
-                const ir::Graph& graph) {
-  if (ports.size() != names.size()) json.Refuse("its graph has another number of inputs or outputs");
-  std::map<std::string, int64_t> sizes;
-  for (const ir::Tensor& tensor : graph.tensors) sizes[tensor.name] = tensor.size_bytes;
+// The axis along which tensors together have the shape of a port; none: they do not.
+std::optional<size_t> JoinedAxis(const std::vector<int64_t>& shape, const std::vector<const ir::Tensor*>& parts) {
+  for (size_t axis = 0; axis < shape.size(); ++axis) {
+    int64_t extent = 0;
+    const auto fits = [&](const ir::Tensor* part) {
+      std::vector<int64_t> others = part->shape;
+      if (others.size() == shape.size()) extent += std::exchange(others[axis], shape[axis]);
+      return others == shape;
+    };
+    if (std::all_of(parts.begin(), parts.end(), fits) && extent == shape[axis]) return axis;
+  }
+  return std::nullopt;
+}
+
+// Tells a plan's inputs or outputs which ports they are. These are as large as the tensors behind them, whose places
+// the verifier has checked.
+void SetPorts(const Json& json, const std::vector<Port>& ports, const std::vector<std::string>& names,
+              const ir::Graph& graph, std::vector<PortTensor>* made) {
+  const std::vector<std::vector<size_t>> positions = graph.Ports(names);
+  size_t count = 0;
+  for (const std::vector<size_t>& each : positions) count += each.size();
+  if (ports.size() != positions.size() || count != names.size()) {
+    json.Refuse("its graph has another number of inputs or outputs");
+  }
+  std::map<std::string, const ir::Tensor*> by_name;
+  for (const ir::Tensor& tensor : graph.tensors) by_name[tensor.name] = &tensor;
   for (size_t i = 0; i < ports.size(); ++i) {
-    if (ports[i].size_bytes != sizes.at(names[i])) {
+    const std::vector<int64_t>& shape = ports[i].shape;
+    std::vector<const ir::Tensor*> tensors;
+    int64_t size_bytes = 0, begin_bytes = 0;
+    for (size_t position : positions[i]) {
+      tensors.push_back(by_name.at(names[position]));
+      size_bytes += tensors.back()->size_bytes;
+    }
+    // a port may see its one tensor through a reshape
+    const std::optional<size_t> axis = tensors.size() == 1 ? 0 : JoinedAxis(shape, tensors);
+    if (size_bytes != ports[i].size_bytes || !axis.has_value()) {
       json.Refuse("its graph has another size of " + Quoted(ports[i].name));
+    }
+    if (size_bytes == 0) continue;
+    const int64_t rows = std::accumulate(shape.begin(), shape.begin() + static_cast<int64_t>(*axis), int64_t{1},
+                                         std::multiplies<int64_t>());
+    for (size_t part = 0; part < tensors.size(); ++part) {
+      PortTensor& tensor = (*made)[positions[i][part]];
+      const int64_t row_bytes = tensors[part]->size_bytes / rows;
+      tensor = {tensor.place, i, rows, row_bytes, begin_bytes, size_bytes / rows};
+      begin_bytes += row_bytes;
     }
   }
 }
@@ -106,9 +146,10 @@ Plan ReadPlan(const Json& json, const Program& program, const std::vector<ir::Gr
   ir::Verify(graph, plan);
   std::vector<Port> results = program.outputs;
   results.insert(results.end(), program.counts.begin(), program.counts.end());
-  CheckPorts(json, program.inputs, graph.inputs, graph);
-  CheckPorts(json, results, graph.outputs, graph);
-  return ir::Bind(graph, plan, signatures, ReadWeights(json["weights"], weights_bytes));
+  Plan bound = ir::Bind(graph, plan, signatures, ReadWeights(json["weights"], weights_bytes));
+  SetPorts(json, program.inputs, graph.inputs, graph, &bound.inputs);
+  SetPorts(json, results, graph.outputs, graph, &bound.outputs);
+  return bound;
 }
 
 void CheckVersions(const std::string& path, const Json& json) {

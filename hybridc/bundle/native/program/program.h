@@ -27,10 +27,24 @@ struct Port {
 enum class Space { kNone, kGpu, kCpu, kWeights, kInputs, kFaults };
 
 // Where an input is put before a run, or an output found after it: an offset into an arena or the weights, or
-// the number of the input that it is.
+// the number of the plan's input that it is.
 struct Place {
   Space space = Space::kNone;
   int64_t offset = 0;
+};
+
+// A tensor that is an input or output of the model, or a part of one: its rows, one after the other at its place, are
+// apart in the array that users know.
+struct PortTensor {
+  Place place;
+  size_t port = 0;  // the number of the input, or of the output or count behind outputs
+  int64_t rows = 0, row_bytes = 0;
+  int64_t begin_bytes = 0, stride_bytes = 0;  // of rows in the array
+
+  // Where a byte of the tensor is in the array.
+  int64_t OffsetOf(int64_t position) const {
+    return begin_bytes + position / row_bytes * stride_bytes + position % row_bytes;
+  }
 };
 
 // An array that a function is called with, or that is copied.
@@ -66,7 +80,7 @@ struct ValueCheck {
   std::string node, op;
   CheckKind kind;
   int64_t lower, upper;
-  std::optional<size_t> input;  // whose elements are the values; none: they are computed
+  std::optional<size_t> input;  // of the plan, whose elements are the values; none: they are computed
 };
 
 // A weight that lies in the GPU's arena from load to unload.
@@ -81,7 +95,7 @@ struct Plan {
   std::vector<Upload> uploads;
   std::vector<Operand> operands;
   std::vector<Step> steps;
-  std::vector<Place> inputs, outputs;  // outputs, and the counts behind them
+  std::vector<PortTensor> inputs, outputs;  // outputs, the counts behind them, and second parts behind all
   std::vector<ValueCheck> checks;
 };
 
