@@ -2,21 +2,26 @@
 
     python benchmarks/ranges.py MODEL.onnx --dim batch=1..8 --dim sequence=1..512 [--limit input_ids=30522]
     python benchmarks/ranges.py resnet50 --dim batch=1..32 [--target avx512] [--threads 2] [--seconds 1]
+    python benchmarks/ranges.py MODEL.onnx --dim batch=1..8 --dim sequence=1..512 --compile 3
 
 MODEL is a file, or one of ours with an open batch. Of each bucket: how much longer a run of its largest sizes
 takes than one of an artifact for these sizes alone, and of sizes inside, drawn, how long they take against
-the largest ones. Runs that are compared take turns; figures are medians, and ratios those of pairs. Results
-go to benchmarks/results/ranges.json, beside those of other models.
+the largest ones. With `--compile` nothing runs: so often the range and its largest bucket alone are compiled
+by `hybridc compile`, in seconds of a processor, all threads together, with nothing of earlier compilations.
+What is compared takes turns; figures are medians, and ratios those of pairs. Results go to
+benchmarks/results/ranges.json, beside those of other models.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +48,13 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--inside", type=int, default=2, help="sizes that are drawn in each bucket")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each comparison")
+    parser.add_argument("--compile", type=int, default=0, metavar="PAIRS")
     given = parser.parse_args()
     dims = dict(text.split("=") for text in given.dim)
     limits = {name: int(most) for name, most in (text.split("=") for text in given.limit)}
     model = _model(given.model)
+    if given.compile:
+        return _compile_times(given, dims)
     rows = []
     with tempfile.TemporaryDirectory(prefix="hybridc-ranges-") as folder:
 
@@ -75,8 +83,54 @@ def main() -> int:
     print(
         f"at bounds at most {worst:.2f} of an exact artifact; inside at most {above:.2f} of the bound's time"
     )
-    others = [row for row in rows_with_origin("ranges") if row["model"] != rows[0]["model"]]
-    print("written to", write_result("ranges", [*others, *rows]))
+    _write(rows, given.model)
+    return 0
+
+
+def _write(rows: Sequence[Mapping[str, Any]], model: str, *, compiled: bool = False) -> None:
+    """In the place of the rows of the same kind of this model."""
+    kept = [
+        row
+        for row in rows_with_origin("ranges")
+        if row["model"] != Path(model).stem or ("compile_ratio" in row) != compiled
+    ]
+    print("written to", write_result("ranges", [*kept, *rows]))
+
+
+def _compile_times(given: argparse.Namespace, dims: Mapping[str, str]) -> int:
+    """How much longer the range takes to compile than its largest bucket alone."""
+    with tempfile.TemporaryDirectory(prefix="hybridc-ranges-") as folder:
+        model, path = Path(folder) / "model.onnx", Path(folder) / "model.hyb"
+        source = _model(given.model)
+        onnx.save(onnx.load(source) if isinstance(source, str) else source, model)
+
+        def compiled(sizes: Mapping[str, Any]) -> float:
+            command = [sys.executable, "-m", "hybridc", "compile", str(model), "-o", str(path), "--no-cache"]
+            command += ["--target", given.target, "--threads", str(given.threads)]
+            for name, size in sizes.items():
+                command += ["--dim", f"{name}={size}"]
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+        compiled(dims)  # g++ has built the compiler's own helpers then
+        with hybridc.load(path) as session:
+            buckets = session.buckets()
+        highs = {name: high for name, (_, high) in buckets[-1].sizes.items()}
+        pairs = [(compiled(dims), compiled(highs)) for _ in range(given.compile)]
+    row = {
+        "model": Path(given.model).stem,
+        "target": given.target,
+        "sizes": dict(dims),
+        "buckets": len(buckets),
+        "range_s": round(statistics.median(one for one, _ in pairs), 2),
+        "largest_s": round(statistics.median(other for _, other in pairs), 2),
+        "compile_ratio": round(statistics.median(one / other for one, other in pairs), 3),
+        "pairs": len(pairs),
+    }
+    print(row)
+    _write([row], given.model, compiled=True)
     return 0
 
 
