@@ -71,6 +71,7 @@ def test_large_products_leave_their_matrix_as_small_ones_read_it(avx2: Harness) 
     assert product(1) == product(512)
 
 
+@pytest.mark.isa("avx512_bf16_emulated")
 def test_integer_products_of_all_rows_read_one_matrix() -> None:
     many, found = Harness(ISAS["avx512_bf16_emulated"], many_sizes=True), set()
     for rows in (1, 5, 30):
