@@ -12,7 +12,7 @@ import tvm_ffi
 
 from hybridc.artifact.load import Artifact
 from hybridc.artifact.manifest import CUDA_SOURCE, LIBRARY
-from hybridc.errors import ArtifactError, DeviceError
+from hybridc.errors import ArtifactError, DeviceError, HybridcError
 from hybridc.runtime.elf import fault_of_library
 from hybridc.runtime.emulation import emulated_gpu
 from hybridc.runtime.libraries import load_runtime
@@ -87,16 +87,18 @@ def _load_library(artifact: Artifact) -> Library:
     path, code = artifact.path / LIBRARY, (LIBRARY, CUDA_SOURCE)
     key = tuple(file.sha256 for file in artifact.manifest.files if file.name in code)
     if key not in _modules:
-        with open(os.memfd_create("library"), "w+b") as copy:
-            artifact.copy_library(copy)
-            copy.flush()
-            if fault := _fault_of(copy):
-                raise refused(path, f"the library cannot be loaded: {fault}")
-            try:
+        try:
+            with open(os.memfd_create("library"), "w+b") as copy:
+                artifact.copy_library(copy)
+                copy.flush()
+                if fault := _fault_of(copy):
+                    raise refused(path, f"the library cannot be loaded: {fault}")
                 _modules[key] = _load_copy(copy)
-            except Exception as error:
-                reason = str(error).strip().splitlines()[-1]
-                raise refused(path, f"the library cannot be loaded: {reason}") from error
+        except HybridcError:
+            raise
+        except Exception as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise refused(path, f"the library cannot be loaded: {reason}") from error
     return Library(path, _modules[key])
 
 
