@@ -206,8 +206,8 @@ class Graph:
     """Pairs of an input and the output that the next run takes in its place; `carried` in artifacts: states
     of training, and caches."""
     parts: tuple[tuple[str, str], ...] = ()
-    """Pairs of tensors that are one input, or output, of the model: the bytes of the second follow those of
-    the first, which has its position in `inputs` or `outputs`; all second parts stand behind the others."""
+    """Pairs of tensors that are one input, or output, of the model, joined along one axis: the first has its
+    position in `inputs` or `outputs`, all second parts stand behind the others."""
 
     def __repr__(self) -> str:
         return f"<Graph: {len(self.kernels)} kernels, {len(self.tensors)} tensors>"
@@ -234,7 +234,7 @@ class Graph:
         return tuple((old, new) for old, new in self.loop_carried if self.kernels[self.producer[new]].appends)
 
     def ports(self, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-        """The tensors of each of the model's inputs, or outputs, which `names` are those of the graph."""
+        """The tensors of each of the model's inputs, or outputs, of the graph's `inputs` or `outputs`."""
         second = dict(self.parts)
         behind = set(second.values())
         return tuple((n, second[n]) if n in second else (n,) for n in names if n not in behind)

@@ -145,12 +145,15 @@ class PlanView:
     def resident(self, memory: Memory, port: Port) -> np.ndarray:
         """A copy of what is on the GPU of an input, with its part that is on the host."""
         tensors = self._inputs[port.name]
-        places = [self._host_place(tensor, True) for tensor in tensors]
-        arrays = [
-            self._from_gpu(memory, tensor, is_before=True) if place is None else memory.array(place)
-            for tensor, place in zip(tensors, places, strict=True)
-        ]
+        arrays = [self._kept(memory, tensor) for tensor in tensors]
         return _joined(arrays, tensors)
+
+    def _kept(self, memory: Memory, tensor: PortTensor) -> np.ndarray:
+        """What the next run finds of an input that is not fed again."""
+        place = self._host_place(tensor, is_before=True)
+        if place is None or (tensor.name, True) in self._gpu_places:
+            return self._from_gpu(memory, tensor, is_before=True)
+        return memory.array(place)
 
     def _host_place(self, tensor: PortTensor, is_before: bool) -> HostPlace | None:
         """Where a tensor is on the host before or after a run, if it is there, as users know it."""

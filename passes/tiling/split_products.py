@@ -35,9 +35,9 @@ def split_products(program: Program, products: Collection[relax.Var]) -> tuple[P
     Requires: `program` canonical. Ensures: the same results up to rounding.
     """
     splitter = _Splitter(program, products)
-    return (
-        (splitter.program_in_parts(), frozenset(splitter.made)) if splitter.splits else (program, frozenset())
-    )
+    if splitter.splits:
+        program = splitter.program_in_parts()
+    return program, frozenset(splitter.made)
 
 
 @dataclass
@@ -62,30 +62,28 @@ class _Splitter:
         self.splits = {
             b.var: b.value
             for b in self.program.bindings
-            if is_op(b.value, "split") and self._is_of_product(b.value.args[0], uses)
-            if all(self._part(b.value, span) for span in _spans(b.value))
+            if is_op(b.value, "split")
+            if all(self._is_possible(b.value, span, uses) for span in _spans(b.value))
         }
 
-    def _is_of_product(self, var: relax.Expr, uses: Counter[relax.Var]) -> bool:
-        """Whether nothing else reads a product, and what is computed of it element by element."""
-        while isinstance(var, relax.Var) and uses[var] == 1 and var not in self.products:
-            operation = self.facts.operations.get(var)
-            if operation is None or not has_fact(operation.call, Fact.ELEMENTWISE):
-                return False
-            var = operation.operands[0]
-        return isinstance(var, relax.Var) and uses[var] == 1
-
-    def _part(self, split: relax.Call, span: tuple[int, int]) -> bool:
-        """Whether these indices of what is split can be computed alone."""
-        var, axis = split.args[0], int(split.attrs.axis) % len(tensor_shape(split.args[0]))
-        sliced: Slice | None = Slice(axis, *span)
-        while sliced is not None:
+    def _is_possible(self, split: relax.Call, span: tuple[int, int], uses: Counter[relax.Var]) -> bool:
+        """Whether these indices of what is split are those of a product alone, which nothing else reads, or
+        of what element-wise operators make of it and of weights."""
+        var: relax.Expr = split.args[0]
+        sliced: Slice | None = Slice(_axis(split), *span)
+        while sliced is not None and isinstance(var, relax.Var) and uses[var] == 1:
             operation = self.facts.operations.get(var)
             rule = slice_of(operation, sliced.axis, sliced.begin, sliced.end)
             if operation is None or rule is None:
                 return False
             if var in self.products:
                 return True
+            others = zip(operation.operands[1:], rule.slices[1:], strict=True)
+            if not has_fact(operation.call, Fact.ELEMENTWISE) or not all(
+                other is None or getattr(operand, "name", None) in self.program.weights
+                for operand, other in others
+            ):
+                return False
             var, sliced = operation.operands[0], rule.slices[0]
         return False
 
@@ -95,8 +93,7 @@ class _Splitter:
             value, origins = binding.value, self.program.origins[binding.var.name]
             if isinstance(value, relax.TupleGetItem) and value.tuple_value in self.splits:
                 split = self.splits[value.tuple_value]
-                axis = int(split.attrs.axis) % len(tensor_shape(split.args[0]))
-                sliced = Slice(axis, *_spans(split)[value.index])
+                sliced = Slice(_axis(split), *_spans(split)[value.index])
                 self.new[binding.var] = self._sliced(split.args[0], sliced)
             elif binding.var not in self.splits:
                 made = substitute(value, self.new.__getitem__)
@@ -129,9 +126,13 @@ class _Splitter:
         )
 
 
+def _axis(split: relax.Call) -> int:
+    return int(split.attrs.axis) % len(tensor_shape(split.args[0]))
+
+
 def _spans(split: relax.Call) -> list[tuple[int, int]]:
     """Of the parts, along the axis of a split."""
-    extent = tensor_shape(split.args[0])[int(split.attrs.axis)]
+    extent = tensor_shape(split.args[0])[_axis(split)]
     wanted = split.attrs.indices_or_sections
     if hasattr(wanted, "__len__"):
         cuts = [0, *map(int, wanted), extent]

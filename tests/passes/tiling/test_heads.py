@@ -51,6 +51,8 @@ class Layer:
     is_joined: bool = True
     """Whether queries, keys and values come from one product."""
     has_bias: bool = False
+    has_residual: bool = False
+    """Whether an activation is added to the product before it is taken apart."""
     reads_all: bool = False
     """Whether something reads all heads of the keys."""
 
@@ -68,7 +70,10 @@ class Layer:
         net = _Writer(ProgramBuilder([x, keys, values, before]))
         queries = self.heads * self.group
         columns = [n * self.depth for n in (queries, self.heads, self.heads)]
-        q, k, v = net.projections(x, columns, is_joined=self.is_joined, has_bias=self.has_bias)
+        residual = net.product(x, sum(columns)) if self.has_residual else None
+        q, k, v = net.projections(
+            x, columns, is_joined=self.is_joined, has_bias=self.has_bias, residual=residual
+        )
         q = net.turned(net.reshape(q, self.batch, queries, 1, 2, self.depth // 2))
         q = net.reshape(q, self.batch, self.heads, self.group, self.depth)
         k = net.turned(net.reshape(k, self.batch, self.heads, 1, 2, self.depth // 2))
@@ -109,13 +114,21 @@ class _Writer:
         return self.emit(relax.op.matmul(x, self.builder.weight(weight, "w")), "product")
 
     def projections(
-        self, x: relax.Var, columns: Sequence[int], *, is_joined: bool, has_bias: bool
+        self,
+        x: relax.Var,
+        columns: Sequence[int],
+        *,
+        is_joined: bool,
+        has_bias: bool,
+        residual: relax.Var | None,
     ) -> list[relax.Var]:
         if not is_joined:
             return [self.product(x, each) for each in columns]
         value = self.product(x, sum(columns))
         if has_bias:
             value = self.emit(relax.op.add(value, self.builder.weight(drawn(7, sum(columns)), "bias")))
+        if residual is not None:
+            value = self.emit(relax.op.add(value, residual))
         parts = self.emit(relax.op.split(value, list(np.cumsum(columns)[:-1]), axis=2))
         return [self.emit(relax.TupleGetItem(parts, i)) for i in range(3)]
 
@@ -177,6 +190,7 @@ def in_two(layer: Layer, heads: float, share: float = 0.25) -> tuple[Program, Si
         depth=st.sampled_from([2, 4]),
         is_joined=st.booleans(),
         has_bias=st.booleans(),
+        has_residual=st.booleans(),
         reads_all=st.booleans(),
     ),
     heads=st.floats(0.0, 1.0),
@@ -214,6 +228,11 @@ def test_nothing_is_exchanged_between_the_products_and_attention(is_joined: bool
             if value is not None and not is_op(value, "matmul"):
                 queue += variables(value)
         assert not any(has_fact(values.get(var), Fact.MOVEMENT) for var in reached if var in values)
+
+
+def test_a_product_to_which_an_activation_is_added_is_not_taken_apart() -> None:
+    _, made = in_two(Layer(has_residual=True), heads=0.5)
+    assert any(is_op(b.value, "split") for b in made.program.bindings)
 
 
 def test_caches_stay_whole_where_something_reads_all_heads() -> None:
