@@ -58,6 +58,8 @@ def follow_sizes(
             ledger.sample(value, [shape for shape in shapes if shape is not None])
     build = Builder(opset)
     for value in values:
+        if all(match[value].const_value is value.const_value for match in matches):
+            continue  # no constant, or a weight, which is not read for it
         arrays = [constant_array(match[value]) for match in matches]
         known = [array for array in arrays if array is not None]
         if value.const_value is not None and len(known) == len(arrays):
