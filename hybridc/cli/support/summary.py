@@ -147,7 +147,7 @@ def _predicted_text(makespan_us: float, bound_us: float) -> str:
     """The time, and how much slower than any plan it is at most, where that is known."""
     if not bound_us:
         return format_us(makespan_us)
-    gap = f"{makespan_us / bound_us - 1:.1%}"
+    gap = f"{max(makespan_us / bound_us - 1, 0.0):.1%}"  # rounding may leave it a little below
     return format_us(makespan_us) + (", at the bound" if gap == "0.0%" else f", within {gap} of the bound")
 
 
