@@ -119,11 +119,28 @@ def _rounded(size: float) -> int:
 
 
 def divided(sizes: Sequence[Sizes]) -> tuple[Bucket, ...]:
-    """The buckets of several open dimensions, each with each; that of the largest sizes comes last."""
-    open_ones = sum(not each.is_divided for each in sizes)
+    """The buckets of several open dimensions, each with each; that of the largest sizes comes last.
+
+    Those that are chosen grow by about one factor in all dimensions: the least with which there are few.
+    """
+    wholes = [each.intervals[0] for each in sizes if not each.is_divided]
     given = math.prod(len(each.intervals) for each in sizes if each.is_divided)
-    most = round((MOST_BUCKETS / given) ** (1 / open_ones)) if open_ones else 0
-    return tuple(product(*(each.divided(max(most, 1)) for each in sizes)))
+    most = max(MOST_BUCKETS // given, 1) + (len(wholes) == 2)
+    counts = iter(_counts(wholes, most))
+    return tuple(product(*(each.divided(1 if each.is_divided else next(counts)) for each in sizes)))
+
+
+def _counts(wholes: Sequence[Interval], most: int) -> list[int]:
+    """Buckets of each interval, at most so many of all together, unless two of each are more."""
+    doublings = [math.log2(whole.high / whole.low) for whole in wholes]
+
+    def counts(factor: float) -> list[int]:
+        steps = (math.ceil(round(each / factor, 6)) for each in doublings)
+        return [max(n + (whole.low == 1 < whole.high), 1) for n, whole in zip(steps, wholes, strict=True)]
+
+    factors = sorted({each / steps for each in doublings if each for steps in range(1, most + 1)})
+    few = (counts(factor) for factor in factors if math.prod(counts(factor)) <= most)
+    return next(few, counts(max(factors, default=1.0)))
 
 
 def parse_sizes(text: str) -> Sizes:
