@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,9 +55,23 @@ def import_model(
     if options.kv_cache is not None:
         model, narrow = with_stored_caches(model, options.kv_cache)
     sizes = {each.variable: interval.high for each, interval in zip(model.sizes, bucket, strict=False)}
-    job = Job(options, model.loop_carried, sizes, many_sizes, cache=cache or NoCache())
+    axes = _open_axes(model, dimensions, bucket)
+    job = Job(options, model.loop_carried, sizes, axes, many_sizes, cache=cache or NoCache())
     program = Program(model.module, model.weights, model.origins)
     return model, ImportedNetwork(job, program, narrow=narrow)
+
+
+def _open_axes(
+    model: ImportedModel, dimensions: Sequence[Dimension], bucket: Bucket
+) -> Mapping[str, Mapping[int, str]]:
+    """By variable of an input and axis, that of the size, where there are several sizes in the bucket."""
+    variables = {each.name: each.variable for each in model.inputs}
+    found: dict[str, dict[int, str]] = {}
+    for size, dimension, interval in zip(model.sizes, dimensions, bucket, strict=False):
+        for name, axis in () if interval.is_exact else dimension.axes:
+            if name in variables:
+                found.setdefault(variables[name], {})[axis] = size.variable
+    return found
 
 
 def open_dimensions_of(source: Model, options: CompileOptions) -> tuple[Dimension, ...]:

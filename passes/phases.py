@@ -46,6 +46,8 @@ class Job:
     """Inputs and outputs, by position, of which a run takes what the run before made."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Inputs that are the sizes of open dimensions, by variable, and the largest of the bucket."""
+    open_axes: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    """By variable of an input and axis, the variable of the input that says how many elements count."""
     many_sizes: bool = False
     """Whether the network is compiled for other sizes, too, which are to read the same weights."""
     tile_limits: tuple[int, ...] | None = None

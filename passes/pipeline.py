@@ -22,6 +22,8 @@ TO_GRAPH: StageSequence[ImportedNetwork, GraphedNetwork] = (
     .then("estimate", stages.estimate_network, stages.show_estimates)
     # before anything is chosen, so that tilings, the order of kernels and plans all use measured times
     .then("profile", stages.profile_network, stages.show_times)
+    # after all times are known: they are those of the largest sizes
+    .then("padding", stages.skip_padding, stages.show_graph)
 )
 """From operators to kernels. The whole network takes this way, and then each of its tilings."""
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from tvm import relax
+from tvm import relax, tirx
 
 from hybridc.compile_cache import Cache, content_of, remembered
 from hybridc.errors import PlanError
@@ -30,7 +30,8 @@ from hybridc.passes.fuse.heads import join_heads
 from hybridc.passes.fuse.separable import fuse_separable
 from hybridc.passes.guards import with_guards
 from hybridc.passes.layout.layout import choose_layout
-from hybridc.passes.lower.lower import lower
+from hybridc.passes.lower.lower import cuda_target, lower
+from hybridc.passes.padding import without_padding
 from hybridc.passes.phases import (
     FusedNetwork,
     GraphedNetwork,
@@ -253,6 +254,30 @@ def profile_network(c: GraphedNetwork, _: Progress) -> GraphedNetwork:
         measured_us={**c.library.measured_us, **measured_us},
     )
     return replace(c, library=library)
+
+
+def skip_padding(c: GraphedNetwork, _: Progress) -> GraphedNetwork:
+    """Kernels that compute no more than a run's sizes need, where dimensions are open."""
+    target, library = c.job.options.target, c.library
+    functions = {
+        g.name_hint: f for g, f in c.program.module.functions.items() if isinstance(f, tirx.PrimFunc)
+    }
+    gpu = cuda_target(target) if target.has_gpu else None
+    graph, made, origins = without_padding(c.graph, functions, c.scheduled, c.job.open_axes, gpu)
+    if not made:
+        return c
+
+    def known(times: Times) -> Times:
+        """Those of the largest sizes hold for the functions that skip padding, too."""
+        return {**times, **{(n, d): times[origins[n], d] for n, d in made if (origins[n], d) in times}}
+
+    library = replace(
+        library,
+        scheduled={**library.scheduled, **made},
+        measured_us=known(library.measured_us),
+        estimated_us=known(library.estimated_us),
+    )
+    return replace(c, graph=graph, library=library)
 
 
 # ---------------------------------------------------------------------------- graph -> plans -> module

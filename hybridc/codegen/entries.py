@@ -16,7 +16,11 @@ import tvm_ffi
 from tvm import tirx
 
 from hybridc.codegen.families import Family
+from hybridc.schedules.padding.skip import skips_padding
 
+_PARTS = 16
+"""Of a loop for each thread, where the run decides how much of it there is to do: of two threads the one that
+gets more of the loop's first tenth gets four parts, and the other three."""
 _CALL = """
 .text
 .globl __tvm_ffi_{name}
@@ -83,7 +87,7 @@ def _entry(
         yield f".byte {dtype.type_code}, {dtype.bits}"
         yield f".short {dtype.lanes}"
     yield f".Lentry{number}: .quad .Lname{number}, __tvm_ffi_{code}, .Lnumbers{number}, .Lparameters{number}"
-    yield f".long {len(numbers)}, {len(function.params)}"
+    yield f".long {len(numbers)}, {len(function.params)}, {_PARTS if skips_padding(function) else 1}, 0"
 
 
 def _quads(numbers: tuple[int, ...]) -> str:

@@ -63,7 +63,7 @@ def made_safe(scheduled: Scheduled, gpu: tvm.target.Target | None = None) -> Sch
     checks = function.attrs[CHECKS] if scheduled.has_checks else ()
     if not checks and not _follows_data(function):
         return scheduled
-    function = _as_loops(function, gpu)
+    function = as_loops(function, gpu)
     body, parameters = function.body, list(function.params)
     positions: Mapping[ir.Var, int] = {}
     if checks:
@@ -76,7 +76,7 @@ def made_safe(scheduled: Scheduled, gpu: tvm.target.Target | None = None) -> Sch
     return replace(scheduled, function=made)
 
 
-def _as_loops(function: tirx.PrimFunc, gpu: tvm.target.Target | None) -> tirx.PrimFunc:
+def as_loops(function: tirx.PrimFunc, gpu: tvm.target.Target | None) -> tirx.PrimFunc:
     named = function.with_attr("global_symbol", "kernel")
     named = named if gpu is None else named.with_attr("target", gpu)
     lowered = _TO_LOOPS(tvm.IRModule({"kernel": named}))["kernel"]

@@ -13,6 +13,8 @@
 #include <sstream>
 #include <string>
 
+#include "workers.h"
+
 namespace hybridc {
 
 namespace ffi = tvm::ffi;
@@ -29,9 +31,10 @@ struct Entry {
   const int64_t* numbers;  // what the code takes in front of the arrays
   const EntryParameter* parameters;
   int32_t number_count, parameter_count;
+  int32_t part_count;  // of its loops that each thread gets
 };
 // as codegen/entries.py writes them
-static_assert(sizeof(EntryParameter) == 16 && sizeof(Entry) == 40 && sizeof(DLDataType) == 4);
+static_assert(sizeof(EntryParameter) == 16 && sizeof(Entry) == 48 && sizeof(DLDataType) == 4);
 
 inline std::string Described(DLDataType dtype, const int64_t* shape, int32_t dimension_count) {
   std::ostringstream text;
@@ -85,6 +88,7 @@ inline void CheckArguments(const Entry& entry, const TVMFFIAny* arguments, int32
 inline int Enter(void* self, const TVMFFIAny* arguments, int32_t count, TVMFFIAny* result, const Entry& entry) {
   TVM_FFI_SAFE_CALL_BEGIN();
   CheckArguments(entry, arguments, count);
+  const Workers::Divide parts(entry.part_count);
   if (entry.number_count == 0) return entry.code(self, arguments, count, result);
   const int32_t all_count = entry.number_count + count;
   auto* const all = static_cast<TVMFFIAny*>(alloca(all_count * sizeof(TVMFFIAny)));

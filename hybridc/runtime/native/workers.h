@@ -50,6 +50,17 @@ class Workers {
     ~Use() { current_ = nullptr; }
   };
 
+  // While it lives, each worker gets so many parts of a loop that this thread launches, from all over it, instead of
+  // one: a kernel that leaves out what is padding may have most of its work at the loop's beginning.
+  class Divide {
+   public:
+    explicit Divide(int parts) : before_(parts_) { parts_ = parts; }
+    ~Divide() { parts_ = before_; }
+
+   private:
+    const int before_;
+  };
+
  private:
   using Threads = std::vector<std::thread>;
 
@@ -121,7 +132,7 @@ class Workers {
   int Run(ParallelTask task, void* data, int count) {
     task_ = task;
     data_ = data;
-    group_ = {nullptr, count == 0 ? count_ : count};
+    group_ = {nullptr, count == 0 ? count_ * parts_ : count};
     running_ = static_cast<int>(threads_->size());
     Announce();
     const int code = RunTasks(0);
@@ -143,6 +154,7 @@ class Workers {
   }
 
   static inline thread_local Workers* current_ = nullptr;
+  static inline thread_local int parts_ = 1;
 
   const int count_;
   pid_t process_ = 0;  // where the threads are

@@ -1,0 +1,124 @@
+"""Scheduled functions that leave out padding: what is real is right, and most of the rest is not touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te, tirx, topi
+
+from hybridc.ir import Device
+from hybridc.schedules.padding.elements import OpenAxis, inner_extents
+from hybridc.schedules.padding.skip import skips_padding, with_sizes
+from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.select import schedule
+from hybridc.schedules.shapes import index_shape
+from hybridc.targets import parse_target
+
+TARGET = parse_target("avx2")
+LLVM = tvm.target.Target({"kind": "llvm", "mcpu": "haswell"})
+UNTOUCHED = -77.0
+BATCH, ROWS, WIDTH = 4, 96, 64
+pytestmark = pytest.mark.isa("avx2")
+
+
+def placeholders(*shapes: tuple[int, ...]) -> list[te.Tensor]:
+    return [te.placeholder(index_shape(shape), "float32", f"x{i}") for i, shape in enumerate(shapes)]
+
+
+def product() -> tuple[list[te.Tensor], te.Tensor]:
+    a, b = placeholders((BATCH, ROWS, WIDTH), (WIDTH, WIDTH))
+    return [a, b], topi.nn.relu(topi.nn.matmul(a, b))
+
+
+def elements() -> tuple[list[te.Tensor], te.Tensor]:
+    a, b = placeholders((BATCH, ROWS, WIDTH), (BATCH, ROWS, WIDTH))
+    return [a, b], topi.add(topi.sigmoid(a), b)
+
+
+def softmax() -> tuple[list[te.Tensor], te.Tensor]:
+    [a] = placeholders((BATCH, ROWS, WIDTH))
+    return [a], topi.nn.softmax(a)
+
+
+def heads() -> tuple[list[te.Tensor], te.Tensor]:
+    """[BATCH, heads, ROWS, 16] from [BATCH, ROWS, heads, 16]."""
+    [a] = placeholders((BATCH, ROWS, WIDTH // 16, 16))
+    return [a], topi.transpose(a, (0, 2, 1, 3))
+
+
+CASES: dict[str, tuple[Callable[[], tuple[list[te.Tensor], te.Tensor]], int]] = {
+    "product": (product, 1),
+    "elements": (elements, 1),
+    "softmax": (softmax, 1),
+    "heads": (heads, 2),
+}
+"""A function, and which axis of its result has the rows; the batch is axis 0."""
+
+
+def opened(function: tirx.PrimFunc, rows_axis: int) -> tuple[Scheduled, bool]:
+    made = schedule(Request(function, frozenset(), TARGET), Device.CPU)
+    assert made is not None
+    shape = [int(n) for n in function.params[-1].shape]
+    inner = inner_extents(shape)
+    axes = [OpenAxis(inner[0], BATCH, "batch"), OpenAxis(inner[rows_axis], ROWS, "rows")]
+    return with_sizes(made, len(function.params) - 1, [axes], ["batch", "rows"])
+
+
+def run(function: tirx.PrimFunc, arrays: list[np.ndarray], sizes: tuple[int, int] | None) -> np.ndarray:
+    """The result, in memory that was `UNTOUCHED`; with two sizes behind the inputs."""
+    module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    fed = [*arrays, *(np.array([size]) for size in sizes or ())]
+    rest = [np.full([int(n) for n in p.shape], UNTOUCHED, str(p.dtype)) for p in function.params[len(fed) :]]
+    tensors = [tvm.runtime.tensor(each) for each in (*fed, *rest)]
+    tvm.compile(module, target=LLVM)["main"](*tensors)
+    return tensors[len(fed)].numpy()
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("sizes", [(1, 5), (2, 48), (4, 96), (3, 1)])
+def test_what_is_real_is_right_and_most_padding_is_left(name: str, sizes: tuple[int, int]) -> None:
+    made, rows_axis = CASES[name]
+    inputs, result = made()
+    function = te.create_prim_func([*inputs, result])
+    random = np.random.default_rng(0)
+    arrays = [random.standard_normal([int(n) for n in x.shape]).astype(np.float32) for x in inputs]
+    whole = schedule(Request(function, frozenset(), TARGET), Device.CPU)
+    assert whole is not None
+    expected = run(whole.function, arrays, None)
+    sized, skips = opened(function, rows_axis)
+    assert skips and skips_padding(sized.function) and not skips_padding(whole.function)
+    found = run(sized.function, arrays, sizes)
+    real = np.zeros(found.shape, bool)
+    index: list[slice] = [slice(None)] * found.ndim
+    index[0], index[rows_axis] = slice(sizes[0]), slice(sizes[1])
+    real[tuple(index)] = True
+    np.testing.assert_array_equal(found[real], expected[real])
+    assert np.all((found == expected) | (found == UNTOUCHED))
+    computed = (found != UNTOUCHED).mean()
+    share = sizes[0] * sizes[1] / (BATCH * ROWS)
+    assert computed <= share + 0.2 or share == 1
+
+
+def test_a_result_that_is_not_padded_is_computed_whole() -> None:
+    inputs, result = elements()
+    function = te.create_prim_func([*inputs, result])
+    made = schedule(Request(function, frozenset(), TARGET), Device.CPU)
+    assert made is not None
+    _, skips = with_sizes(made, 2, [[]], ["rows"])
+    assert not skips
+
+
+def test_an_intermediate_that_other_loops_read_is_computed_whole() -> None:
+    """Of means of all rows only what follows each row's own could be left out."""
+    [a] = placeholders((BATCH, ROWS, WIDTH))
+    total = topi.sum(a, axis=1, keepdims=True)
+    function = te.create_prim_func([a, topi.subtract(a, total)])
+    random = np.random.default_rng(0)
+    array = random.standard_normal((BATCH, ROWS, WIDTH)).astype(np.float32)
+    made, _ = opened(function, 1)
+    found = run(made.function, [array], (BATCH, 9))
+    expected = array - array.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(found[:, :9], expected[:, :9], rtol=1e-4, atol=1e-4)
