@@ -2,12 +2,15 @@
 
     python benchmarks/ranges.py MODEL.onnx --dim batch=1..8 --dim sequence=1..512 [--limit input_ids=30522]
     python benchmarks/ranges.py resnet50 --dim batch=1..32 [--target avx512] [--threads 2] [--seconds 1]
+    python benchmarks/ranges.py MODEL.onnx --dim batch=1..8 --dim sequence=1..512 --drawn 12 [--seed 1]
     python benchmarks/ranges.py MODEL.onnx --dim batch=1..8 --dim sequence=1..512 --compile 3
 
 MODEL is a file, or one of ours with an open batch. Of each bucket: how much longer a run of its largest sizes
 takes than one of an artifact for these sizes alone, and of sizes inside, drawn, how long they take against
-the largest ones. With `--compile` nothing runs: so often the range and its largest bucket alone are compiled
-by `hybridc compile`, in seconds of a processor, all threads together, with nothing of earlier compilations.
+the largest ones. With `--drawn` instead sizes are drawn from the whole range, each as likely as its double,
+and compared with artifacts for these sizes alone, and with onnxruntime, which takes any. With `--compile`
+nothing runs: so often the range and its largest bucket alone are compiled by `hybridc compile`, in seconds of
+a processor, all threads together, with nothing of earlier compilations.
 What is compared takes turns; figures are medians, and ratios those of pairs. Results go to
 benchmarks/results/ranges.json, beside those of other models.
 """
@@ -48,6 +51,8 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--inside", type=int, default=2, help="sizes that are drawn in each bucket")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each comparison")
+    parser.add_argument("--drawn", type=int, default=0, metavar="SIZES")
+    parser.add_argument("--seed", type=int, default=0, help="of the sizes that are drawn")
     parser.add_argument("--compile", type=int, default=0, metavar="PAIRS")
     given = parser.parse_args()
     dims = dict(text.split("=") for text in given.dim)
@@ -63,6 +68,8 @@ def main() -> int:
             hybridc.compile(model, path, target=given.target, dims=sizes, threads=given.threads)
             return hybridc.load(path)
 
+        if given.drawn:
+            return _drawn_sizes(given, model, compiled, dims, limits)
         with compiled("range.hyb", dims) as ranged:
             for number, bucket in enumerate(ranged.buckets()):
                 highs = {name: high for name, (_, high) in bucket.sizes.items()}
@@ -87,14 +94,73 @@ def main() -> int:
     return 0
 
 
-def _write(rows: Sequence[Mapping[str, Any]], model: str, *, compiled: bool = False) -> None:
+def _write(rows: Sequence[Mapping[str, Any]], model: str) -> None:
     """In the place of the rows of the same kind of this model."""
     kept = [
         row
         for row in rows_with_origin("ranges")
-        if row["model"] != Path(model).stem or ("compile_ratio" in row) != compiled
+        if row["model"] != Path(model).stem or _kind(row) != _kind(rows[0])
     ]
     print("written to", write_result("ranges", [*kept, *rows]))
+
+
+def _kind(row: Mapping[str, Any]) -> str:
+    return next((key for key in ("compile_ratio", "onnxruntime_us") if key in row), "bound")
+
+
+def _drawn_sizes(
+    given: argparse.Namespace,
+    model: onnx.ModelProto | str,
+    compiled: Callable[[str, Mapping[str, Any]], Session],
+    dims: Mapping[str, str],
+    limits: Mapping[str, int],
+) -> int:
+    """Sizes of the whole range beside artifacts for them alone, and beside onnxruntime."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = given.threads
+    source = model if isinstance(model, str) else model.SerializeToString()
+    peer = onnxruntime.InferenceSession(source, options)
+    names, rows = {each.name for each in peer.get_inputs()}, []
+    random = np.random.default_rng(given.seed)
+    with compiled("range.hyb", dims) as ranged:
+        buckets = ranged.buckets()
+        whole = {name: (buckets[0].sizes[name][0], high) for name, (_, high) in buckets[-1].sizes.items()}
+        for number in range(given.drawn):
+            sizes = {
+                name: int(low * (high / low) ** random.random() + 0.5) for name, (low, high) in whole.items()
+            }
+            feeds = _feeds(ranged, sizes, limits, seed=number)
+            fed = {name: array for name, array in feeds.items() if name in names}
+            with compiled(f"exact{number}.hyb", sizes) as exact:
+                row = _bound(ranged, exact, feeds, given.seconds)
+            own_us, peer_us = _pairs(
+                lambda feeds=feeds: ranged.run(None, feeds),  # type: ignore[misc]
+                lambda fed=fed: peer.run(None, fed),  # type: ignore[misc]
+                given.seconds,
+            )
+            ratio = statistics.median(b / a for a, b in zip(own_us, peer_us, strict=True))
+            rows.append(
+                {
+                    "model": Path(given.model).stem,
+                    "target": given.target,
+                    "threads": given.threads,
+                    "seed": given.seed,
+                    "sizes": sizes,
+                    **row,
+                    "onnxruntime_us": round(statistics.median(peer_us), 1),
+                    "onnxruntime_over_range": round(ratio, 3),
+                }
+            )
+            print(rows[-1], flush=True)
+    ratios = [row["onnxruntime_over_range"] for row in rows]
+    print(
+        f"at most {max(row['over_exact'] for row in rows):.2f} of an exact artifact; onnxruntime takes "
+        f"{statistics.geometric_mean(ratios):.2f} times as long on average, at least {min(ratios):.2f}"
+    )
+    _write(rows, given.model)
+    return 0
 
 
 def _compile_times(given: argparse.Namespace, dims: Mapping[str, str]) -> int:
@@ -130,7 +196,7 @@ def _compile_times(given: argparse.Namespace, dims: Mapping[str, str]) -> int:
         "pairs": len(pairs),
     }
     print(row)
-    _write([row], given.model, compiled=True)
+    _write([row], given.model)
     return 0
 
 

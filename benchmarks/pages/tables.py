@@ -13,6 +13,7 @@ from pages.drawn_plans import drawn_plan_tables
 from pages.gpu_model import gpu_model_tables
 from pages.plans import plan_tables
 from pages.published import published_tables
+from pages.ranges import range_tables
 from pages.ranks import rank_tables
 from pages.regret import regret_tables
 from pages.results import read
@@ -59,6 +60,7 @@ def tables() -> str:
             f"({row['onnxruntime_ms']:.0f} ms) in the same run ({where}).",
             *(part for result in cpu for part in cpu_tables(result)),
             *drawn_tables(),
+            *range_tables(),
             *(part for result in conv1d for part in conv1d_table(result)),
             *(part for result in precision for part in precision_table(result)),
             *training_tables(),
