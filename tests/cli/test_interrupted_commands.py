@@ -62,7 +62,8 @@ def test_interrupted_command_leaves_nothing_half_written(folder: Path, words: st
             process.send_signal(number)
         _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     made = {path.name for path in folder.iterdir()} - before
-    assert process.returncode in (0, 128 + number), errors
+    # Python has no handlers any more when it ends; a shell tells the same code then
+    assert process.returncode in (0, 128 + number, -number), errors
     assert "Traceback" not in errors and not any(name.startswith(".") for name in made)
     if process.returncode != 0:
         assert made <= {"outputs"} and not list(folder.glob("outputs/*.npy")), made
