@@ -52,7 +52,7 @@ def test_commands_of_the_tutorial(tmp_path: Path, command: Callable[[list[str]],
     assert list(printed) == ["models", "compile", "plan", "explain", "run", "compare"]
     assert printed["compare"].count("PASS") == 3
     named = set(re.findall(r"`(ir/\d\d_\w+\.\w+)`", TUTORIAL.read_text()))
-    assert len(named) == 11 and [name for name in sorted(named) if not (tmp_path / name).is_file()] == []
+    assert len(named) == 12 and [name for name in sorted(named) if not (tmp_path / name).is_file()] == []
     contents = re.search(r"    unet\.hyb/\n((?:      .*\n)+)", TUTORIAL.read_text())
     assert contents is not None
     listed = {line.split()[0] for line in contents[1].splitlines()}
