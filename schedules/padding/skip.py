@@ -84,17 +84,24 @@ class _Skip(Rebuilder):
         self.intervals = Intervals()
         self.analyzer = sym.Analyzer()
         self.conditions = 0
+        self.lanes: set[ir.Var] = set()
+        """Variables of loops over vectors, or that may become such."""
 
     # ------------------------------------------------------------------------- where conditions are put
 
     def loop(self, node: tirx.For) -> tirx.Stmt:
-        if self.on_gpu or node.kind not in (tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL):
+        if self.on_gpu:
             return node
+        # an innermost loop may become one of vectors, which a condition would prevent
+        is_innermost = not _has_loop(node.body)
+        if node.kind == tirx.ForKind.VECTORIZED or is_innermost:
+            self.lanes.add(node.loop_var)
+        if node.kind not in (tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL):
+            return remade(node, self.statement(node.body))
         self.analyzer.bind(node.loop_var, ir.Range.from_min_extent(node.min, node.extent))
         self.intervals.known[node.loop_var] = point(node.loop_var)
         body = self.statement(node.body)
-        # an innermost loop may become one of vectors, which a condition would prevent
-        condition = self._needed(node.body, {node.loop_var}) if _has_loop(node.body) else None
+        condition = None if is_innermost else self._needed(node.body, {node.loop_var})
         if condition is not None:
             body = tirx.IfThenElse(condition, body, None)
         return remade(node, body)
@@ -129,7 +136,17 @@ class _Skip(Rebuilder):
         return node
 
     def store(self, node: tirx.BufferStore) -> tirx.Stmt:
-        return node
+        """A choice that holds for a whole vector reads what it takes alone: other runs have written padding, if
+        any, so that it lies in no cache."""
+
+        def chosen(select: tirx.Select) -> ir.Expr:
+            named = variables(select.condition)
+            if self.lanes & named or not named:
+                return select
+            return tirx.if_then_else(select.condition, select.true_value, select.false_value)
+
+        value = tvm_ffi.structural_map(node.value, (tirx.Select, chosen))
+        return tirx.BufferStore(node.buffer, value, node.indices, node.span)
 
     # -------------------------------------------------------------------------------- what they look at
 
