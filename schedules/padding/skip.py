@@ -136,8 +136,8 @@ class _Skip(Rebuilder):
         return node
 
     def store(self, node: tirx.BufferStore) -> tirx.Stmt:
-        """A choice that holds for a whole vector reads what it takes alone: other runs have written padding, if
-        any, so that it lies in no cache."""
+        """A choice that holds for a whole vector reads what it takes alone: padding, which other runs have
+        written if any, lies in no cache."""
 
         def chosen(select: tirx.Select) -> ir.Expr:
             named = variables(select.condition)
