@@ -115,11 +115,15 @@ class Workers {
     launch_.notify_all();
   }
 
-  // The tasks of one thread. A task that fails leaves its error with its thread, and returns -1.
+  // The tasks of one thread: one of each `count_` that follow each other, every time another one. In which order
+  // follows from the digits of where they begin, as in the sequence of Thue and Morse: what tasks have to do may
+  // recur at equal distances, and no such tasks are all those of one thread. A task that fails leaves its error
+  // with its thread, and returns -1.
   int RunTasks(int number) {
     int code = 0;
-    for (int task = number; task < group_.num_task && code == 0; task += count_) {
-      code = task_(task, &group_, data_);
+    for (int first = 0; first < group_.num_task && code == 0; first += count_) {
+      const int task = first + (number + DigitSum(first / count_)) % count_;
+      if (task < group_.num_task) code = task_(task, &group_, data_);
     }
     if (code != 0 && number != 0) {
       TVMFFIObjectHandle error = nullptr;
@@ -127,6 +131,12 @@ class Workers {
       if (TVMFFIObjectHandle other = error_.exchange(error)) TVMFFIObjectDecRef(other);
     }
     return code;
+  }
+
+  int DigitSum(int value) const {
+    int sum = 0;
+    for (; value > 0; value /= count_) sum += value % count_;
+    return sum;
   }
 
   int Run(ParallelTask task, void* data, int count) {
