@@ -212,6 +212,8 @@ class FoldAndExpand(folding.FoldConstantsPass):
         try:
             for output, axes in zip(node.outputs, RULES[node.op_type](node, taken), strict=False):
                 self.ledger.mark(output, axes)
+            if node.op_type == "Where":
+                self.ledger.choose(node.outputs[0], node.inputs[1:])
         except NotYet:
             self._refuse(node, codes.WRONG_RESULT, f"{node.op_type} {_UNKNOWN}", None)
         except Unsupported as error:

@@ -13,10 +13,11 @@ several heads of queries (Ainslie et al., "GQA", 2023): there is no repeated cop
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax, te, tirx
 from tvm.ir.expr import GenericConst
@@ -174,7 +175,8 @@ def _find(program: Program) -> list[Attention]:
         if isinstance(binding.value, relax.Call):
             readers |= {a: binding.var for a in binding.value.args if isinstance(a, relax.Var)}
     softmaxes = [b.var for b in program.bindings if is_op(b.value, "nn.softmax")]
-    matches = (_match(var, values, uses, readers) for var in softmaxes)
+    zeros = {v for v in program.main.params if _is_zero(program.weights.get(v.name))}
+    matches = (_match(var, values, uses, readers, zeros) for var in softmaxes)
     return [match for match in matches if match is not None]
 
 
@@ -183,6 +185,7 @@ def _match(
     values: dict[relax.Var, Any],
     uses: Counter[relax.Var],
     readers: dict[relax.Expr, relax.Var],
+    zeros: Collection[relax.Expr],
 ) -> Attention | None:
     rank = len(tensor_shape(softmax))
     call = values[softmax]
@@ -199,7 +202,7 @@ def _match(
             return None
         scores = inner[0]
     first: Any = values.get(scores)
-    guard = _guard(softmax, values, uses, readers)
+    guard = _guard(softmax, values, uses, readers, zeros)
     weights = guard[-1] if guard else softmax
     context = readers.get(weights)
     if not is_op(first, "matmul") or uses[scores] != 1 or uses[weights] != 1 or context is None:
@@ -232,15 +235,19 @@ def _guard(
     values: dict[relax.Var, Any],
     uses: Counter[relax.Var],
     readers: dict[relax.Expr, relax.Var],
+    zeros: Collection[relax.Expr],
 ) -> list[relax.Var]:
-    """The bindings that make zeros of weights that are not a number, as torch's exporter writes them."""
+    """The bindings that make zeros of weights that are not a number, as torch's exporters write them.
+
+    `zeros` are parameters that are zero: one constant of a model may be the zero of all layers.
+    """
     last = readers.get(softmax)
     value = None if last is None else values[last]
     if last is None or value is None or not is_op(value, "where") or uses[softmax] != 2:
         return []
     condition, zero, kept = value.args
     test: Any = values.get(condition)
-    is_zero = _is_number(zero) and float(zero.value.numpy()) == 0.0
+    is_zero = zero in zeros or (_is_number(zero) and float(zero.value.numpy()) == 0.0)
     is_guard = is_op(test, "isnan") and uses[condition] == 1 and test.args[0].same_as(softmax)
     return [condition, last] if is_zero and is_guard and kept.same_as(softmax) else []
 
@@ -292,6 +299,10 @@ def _heads(value: Any, values: dict[relax.Var, Any]) -> tuple[int, int, int] | N
     extent = tensor_shape(value.args[0])[axes[0]]
     is_part = len(axes) == 1 and axes[0] >= 0 and 0 <= begin[0] < end[0] <= extent
     return (axes[0], begin[0], end[0]) if is_part and strides in ([], [[1]]) else None
+
+
+def _is_zero(weight: np.ndarray | None) -> bool:
+    return weight is not None and weight.size == 1 and not weight.any()
 
 
 def _is_number(expr: relax.Expr) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from hybridc.frontend.expand.builder import Builder, bounded, dtype_of, shape_of, typed
-from hybridc.frontend.values import static_shape
+from hybridc.frontend.values import constant_array, static_shape
 
 Factors = tuple[tuple[int, "int | None"], ...]
 """An axis that a Reshape made of several: their extents, the outermost first, and the numbers of their
@@ -168,6 +168,21 @@ class Ledger:
         """The value, of which it is known that its padding along an axis is 0."""
         self._zeros.add((value, axis))
         return value
+
+    def choose(self, result: ir.Value, choices: Sequence[ir.Value | None]) -> None:
+        """Note that a result's padding is 0, of which each element is that of one of the choices, where the
+        padding of all of these is: a choice of a number, or of what is known to be so."""
+        for axis in self.axes(result):
+            behind = axis - len(shape_of(result))
+            if all(value is not None and self._is_zero(value, behind) for value in choices):
+                self.zero(result, axis)
+
+    def _is_zero(self, value: ir.Value, axis: int) -> bool:
+        """Whether the padding along an axis, counted from behind, is 0, or would be."""
+        number = constant_array(value)
+        if number is not None and number.size == 1:
+            return not number.any()
+        return (value, len(shape_of(value)) + axis) in self._zeros
 
     def replace(self, old: Sequence[ir.Value], new: Sequence[ir.Value | None]) -> None:
         """Other values take the places of some: they are as these were."""

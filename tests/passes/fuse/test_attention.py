@@ -177,6 +177,21 @@ def test_weights_that_are_not_a_number_count_as_zero():
     assert (np.asarray(found)[:, :, 2] == 0).all()
 
 
+def test_the_zero_of_such_weights_may_be_a_constant_of_the_model():
+    net = Network((1, 2, 5, 8), (1, 2, 8, 6), (1, 2, 6, 4), (1,))
+    q, k, v, number = net.inputs
+    weights = net.emit(relax.op.nn.softmax(net.emit(relax.op.matmul(q, k)), axis=-1))
+    missing = net.emit(relax.op.isnan(weights))
+    weights = net.emit(relax.op.where(missing, number, weights))
+    made = net.program(net.emit(relax.op.matmul(weights, v)))
+
+    def fused(value: float) -> list[str]:
+        constant = np.full(1, value, np.float32)
+        return operators(fuse_attention(Program(made.module, {number.name: constant}, made.origins)))
+
+    assert fused(0) == ["attention"] and "attention" not in fused(1)
+
+
 @pytest.mark.parametrize("scaled", [("query", "key"), ("key",), ("query",)], ids="_".join)
 def test_keys_that_are_scaled_need_no_tensor_of_their_own(scaled):
     """Scaled queries alone do, unless the kernel that makes them scales them."""
