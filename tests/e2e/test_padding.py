@@ -66,7 +66,7 @@ LOOKED_UP = """g (float[N, S, 64] x) => (float[N, S, 16] y)
 }"""
 
 CASES: Mapping[str, tuple[str, dict[str, str]]] = {
-    "encoder": (ENCODER, {"N": "1..3:3", "S": "2..48:12,48"}),
+    "encoder": (ENCODER, {"N": "1..3:3", "S": "2..90:12,90"}),
     "convolutions": (CONVOLUTIONS, {"N": "1..6:6"}),
     "looked_up": (LOOKED_UP, {"N": "1..6:6", "S": "2..64:64"}),
 }

@@ -101,24 +101,45 @@ class AttentionBlocks:
 
     @property
     def hiding_mask(self) -> ir.TensorLoad | None:
-        """What is added to a score and may hide its key, at the iterators of the block `logits`: the smallest
-        tensor that distinguishes keys, as a mask of positions is the same for all heads. None if there is
-        none, or there are few keys."""
-        value, masks = self.blocks["logits"].value, list[ir.TensorLoad]()
-        while isinstance(value, tirx.Add):
+        """What is added to a score and may hide its key, or chooses a number that does, at the iterators of
+        the block `logits`: the smallest tensor that distinguishes keys, as a mask of positions is the same
+        for all heads. None if there is none, or there are few keys."""
+        columns = self.blocks["logits"].spatial[-1]
+        masks = [mask for mask, _ in self._masks() if mask.indices[-1].same_as(columns)]
+        if self.columns < WORTH_KEYS:
+            return None
+        return min(masks, key=lambda mask: math.prod(self.lines(mask)), default=None)
+
+    def _masks(self) -> list[tuple[ir.TensorLoad, bool]]:
+        """Parameters that are added to scores or choose between them and a number, which are the latter."""
+        value, found = self.blocks["logits"].value, list[tuple[ir.TensorLoad, bool]]()
+        while True:
+            chosen = self._chooses(value)
+            if chosen is not None:
+                found.append((chosen, True))
+                value = value.true_value
+                continue
+            if not isinstance(value, tirx.Add):
+                return found
             sides = (value.a, value.b), (value.b, value.a)
             is_mask = [
                 isinstance(a, ir.TensorLoad) and self.nest.parameter(a.source) is not None for a, _ in sides
             ]
             if not any(is_mask):
-                break
+                return found
             mask, value = sides[is_mask.index(True)]
-            masks.append(mask)
-        columns = self.blocks["logits"].spatial[-1]
-        masks = [mask for mask in masks if mask.indices[-1].same_as(columns)]
-        if self.columns < WORTH_KEYS:
+            found.append((mask, False))
+
+    def _chooses(self, value: ir.Expr) -> ir.TensorLoad | None:
+        """The parameter that is zero where a number that hides a key is taken; None for another value."""
+        if not isinstance(value, tirx.Select) or not isinstance(value.condition, tirx.NE):
             return None
-        return min(masks, key=lambda mask: math.prod(self.lines(mask)), default=None)
+        mask, zero, other = value.condition.a, value.condition.b, value.false_value
+        is_number = all(isinstance(each, tirx.FloatImm) for each in (zero, other))
+        if not is_number or float(zero.value) != 0.0 or not float(other.value) <= HIDES:
+            return None
+        is_mask = isinstance(mask, ir.TensorLoad) and self.nest.parameter(mask.source) is not None
+        return mask if is_mask else None
 
     def lines(self, mask: ir.TensorLoad) -> tuple[int, ...]:
         """Batches and rows that a mask distinguishes; one along an axis that it does not depend on."""
@@ -133,6 +154,8 @@ class AttentionBlocks:
         nothing."""
         places = dict(zip(self.blocks["logits"].spatial, at, strict=True))
         value = tirx.BufferLoad(mask.source, [substitute(index, places) for index in mask.indices])
+        if any(chooses and each.source.same_as(mask.source) for each, chooses in self._masks()):
+            return tirx.EQ(value, tirx.FloatImm("float32", 0.0))
         return value <= tirx.FloatImm("float32", HIDES)
 
     def quotient(self, value: ir.Expr, total: ir.Expr) -> ir.Expr:

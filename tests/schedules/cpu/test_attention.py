@@ -14,9 +14,18 @@ from tests.support.integer_rows import numbers_of, rows_of
 
 
 def function(
-    batch: int, rows: int, columns: int, heads: int, depth: int, *, masked: bool, mask_rows: int = 1
+    batch: int,
+    rows: int,
+    columns: int,
+    heads: int,
+    depth: int,
+    *,
+    masked: bool,
+    mask_rows: int = 1,
+    chooses: bool = False,
 ) -> tirx.PrimFunc:
-    """Attention of `[batch, position, heads, depth]` tensors with scores / 8, and a mask over the keys."""
+    """Attention of `[batch, position, heads, depth]` tensors with scores / 8, and a mask over the keys, which
+    is added or chooses between them and minus infinity."""
 
     def tensor(name: str, *shape: int) -> relax.Var:
         return relax.Var(name, relax.TensorType(shape, "float32"))
@@ -24,7 +33,10 @@ def function(
     scores = tensor("scores", batch, heads, rows, columns)
     scaled = tensor("scaled", batch, heads, rows, columns)
     steps = [relax.op.divide(scores, relax.const(8.0, "float32"))]
-    if masked:
+    if chooses:
+        seen = relax.Var("mask", relax.TensorType((batch, 1, mask_rows, columns), "bool"))
+        steps.append(relax.op.where(seen, scaled, relax.const(-np.inf, "float32")))
+    elif masked:
         steps.append(relax.op.add(scaled, tensor("mask", batch, 1, mask_rows, columns)))
     match = Attention(
         query=TransposedOperand(tensor("q", batch, rows, heads, depth), (0, 2, 1, 3)),
@@ -208,6 +220,28 @@ def test_keys_behind_the_last_one_that_is_seen_are_not_read(harness, rows, colum
             weights = np.exp(logits - logits.max(-1, keepdims=True))
             expected = (weights / weights.sum(-1, keepdims=True) @ wide[2]).transpose(1, 0, 2)
             assert np.abs(result[batch] - expected).max() <= 2e-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("columns", [64, 300])
+def test_keys_that_a_mask_chooses_a_number_for_are_not_read(harness, rows, columns):
+    """Zeros of a mask hide keys, in each of two batches those behind a drawn one, which are NaN. A chunk of
+    values may go further."""
+    made = function(2, rows, columns, 2, 32, masked=True, chooses=True)
+    scheduled = harness.schedule(made)
+    rng, reach = np.random.default_rng([rows, columns]), 6 * harness.isa.lanes()
+    q, k, v = (rng.standard_normal((2, n, 2, 32)).astype(np.float32) for n in (rows, columns, columns))
+    seen = rng.integers(1, columns, 2)
+    mask = (np.arange(columns) < seen[:, None]).astype(np.float32)
+    for batch, count in enumerate(seen):
+        k[batch, -(-count // reach) * reach :] = np.nan
+    (result,) = harness.run(made, scheduled, [q, k, v, mask[:, None, None]])
+    for batch, count in enumerate(seen):
+        wide = [x[batch].astype(np.float64).transpose(1, 0, 2) for x in (q, k[:, :count], v[:, :count])]
+        logits = wide[0] @ wide[1].transpose(0, 2, 1) / 8
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        expected = (weights / weights.sum(-1, keepdims=True) @ wide[2]).transpose(1, 0, 2)
+        assert np.abs(result[batch] - expected).max() <= 3e-6 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(40, 300), (300, 300), (301, 1000)])
