@@ -34,6 +34,7 @@ HELP = "show what runs where, and why"
 EXAMPLE = """\
   hybridc plan resnet.onnx --target cuda+avx2 --gpu-memory 25%,50%
   hybridc plan resnet.hyb --html resnet.html
+  hybridc plan open.hyb --dim batch=1 --dim sequence=100
   hybridc plan net.onnx --train --loss softmax_cross_entropy"""
 
 
@@ -110,9 +111,10 @@ def _bucket_lines(found: PlanOf) -> list[str]:
         ]
         for row in found.buckets
     ]
+    shown = next(row.text for row in found.buckets if row.is_shown)
     return [
         "",
-        "Sizes; the plan above is that of the last",
+        f"Sizes; the plan above is that of {shown}",
         *("  " + line for line in render_table(columns, rows)),
     ]
 
@@ -150,11 +152,14 @@ def _write_files(found: PlanOf, arguments: argparse.Namespace, measured: Measure
     from hybridc.report.trace import trace_to_json
 
     if arguments.html is not None:
-        from hybridc.report.page import render_page
+        from hybridc.report.page import SizesRow, render_page
 
-        write_text(
-            arguments.html, render_page(found.graph, found.plan, found.report(), found.title, measured)
+        rows = tuple(
+            SizesRow(row.text, row.gpu_bytes, row.cpu_bytes, row.predicted_us, row.is_shown)
+            for row in found.buckets
         )
+        page = render_page(found.graph, found.plan, found.report(), found.title, measured, rows)
+        write_text(arguments.html, page)
     if arguments.trace is not None:
         import json
 

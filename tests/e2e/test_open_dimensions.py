@@ -277,6 +277,24 @@ def test_commands_show_the_plan_that_their_sizes_take(
 
 
 @pytest.mark.parametrize("case", [("convolutions", CPU)], indirect=True)
+def test_the_plan_of_a_size_is_shown(
+    case: tuple[Session, onnx.ModelProto, dict[str, int]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session, _, _ = case
+    path, page = str(session.artifact.path), tmp_path / "plan.html"
+    assert main(["plan", path, "--dim", "N=1", "--html", str(page)]) == 0
+    shown = capsys.readouterr().out
+    assert "the plan above is that of N 1" in shown and "2..5" in shown
+    text = page.read_text()
+    assert text.count('<div class="sizes') == 2 and '<div class="sizes hot"><span>N 1</span>' in text
+    assert main(["plan", path]) == 0
+    assert "the plan above is that of N 2..5" in capsys.readouterr().out
+    for size, code in (("N=6", "HC554"), ("M=1", "HC512"), ("N=1..2", "HC512")):
+        assert main(["plan", path, "--dim", size]) == 2
+        assert code in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("case", [("convolutions", CPU)], indirect=True)
 def test_bound_arrays_of_any_size_are_read(case: tuple[Session, onnx.ModelProto, dict[str, int]]) -> None:
     session, _, limits = case
     for size in (1, 3, 5):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from hybridc.options import (
     PRECISIONS,
     ROUNDING_ERROR,
     CompileOptions,
+    Size,
     parse_bound,
     parse_budget,
     parse_budgets,
@@ -351,6 +353,16 @@ def given_options(arguments: argparse.Namespace) -> dict[str, Any]:
         for name, value in vars(arguments).items()
         if name in known
     }
+
+
+def check_sizes(names: Sequence[str], sizes: Mapping[str, Size]) -> None:
+    """Raise UsageError HC512 unless each is a single size of one of these open dimensions."""
+    for name, size in sizes.items():
+        if name not in names or not isinstance(size, int):
+            unknown = f"the artifact has no open dimension {name!r}"
+            what = unknown if name not in names else f"{size} is not a single size"
+            listed = f"open dimensions are {', '.join(names)}" if names else "all its sizes are fixed"
+            raise UsageError("HC512", what, remedy=listed)
 
 
 def named_count(text: str) -> tuple[str, int]:

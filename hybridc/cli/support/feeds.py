@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from hybridc.cli.support.arguments import check_sizes
 from hybridc.cli.support.files import read_array
 from hybridc.cli.support.suggest import did_you_mean
 from hybridc.errors import UsageError
@@ -41,13 +42,7 @@ def of_sizes(inputs: Iterable[NodeArg], given: Iterable[tuple[str, Size]]) -> li
     inputs, sizes = list(inputs), dict(given)
     if not sizes:
         return inputs
-    names = sorted({name for each in inputs for name in each.open.values()})
-    for name, size in sizes.items():
-        if name not in names or not isinstance(size, int):
-            unknown = f"the artifact has no open dimension {name!r}"
-            what = unknown if name not in names else f"{size} is not a single size"
-            listed = f"open dimensions are {', '.join(names)}" if names else "all its sizes are fixed"
-            raise UsageError("HC512", what, remedy=listed)
+    check_sizes(sorted({name for each in inputs for name in each.open.values()}), sizes)
     fixed = {name: size for name, size in sizes.items() if isinstance(size, int)}
     return [
         replace(each, shape=[fixed.get(each.open.get(i, ""), n) for i, n in enumerate(each.shape)])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridc.cli.support.arguments import compile_options, given_options
+from hybridc.cli.support.arguments import check_sizes, compile_options, given_options
 from hybridc.cli.support.files import existing_model
 from hybridc.cli.support.imports import lasting_imports
 from hybridc.cli.support.interrupts import deferred_interrupts
@@ -17,12 +17,13 @@ from hybridc.errors import UsageError
 from hybridc.ir import Device
 from hybridc.options import exact_bytes, format_bytes
 from hybridc.progress import terminal_progress
+from hybridc.sizes import union_text
 
 if TYPE_CHECKING:
     from hybridc.artifact.load import Artifact
     from hybridc.ir import Graph, Plan
     from hybridc.machine import Machine
-    from hybridc.options import CompileOptions
+    from hybridc.options import CompileOptions, Size
     from hybridc.passes.planner.model.pins import Pins
     from hybridc.passes.planner.watch import PlanningTime
     from hybridc.report import Report
@@ -57,11 +58,18 @@ class BucketRow:
     gpu_bytes: int
     cpu_bytes: int
     predicted_us: float
+    is_shown: bool = False
+    """Whether it is what is shown of all."""
 
     @staticmethod
-    def of(sizes: Mapping[str, Interval], plan: Plan) -> BucketRow:
+    def of(sizes: Mapping[str, Interval], plan: Plan, *, is_shown: bool) -> BucketRow:
         gpu_bytes, cpu_bytes = plan.arena_bytes(Device.GPU), plan.arena_bytes(Device.CPU)
-        return BucketRow(sizes, gpu_bytes, cpu_bytes, plan.makespan_us)
+        return BucketRow(sizes, gpu_bytes, cpu_bytes, plan.makespan_us, is_shown)
+
+    @property
+    def text(self) -> str:
+        """Such as `batch 1, sequence 2..8`."""
+        return ", ".join(f"{name} {interval}" for name, interval in self.sizes.items())
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,7 @@ class PlanOf:
     planning: PlanningTime | None = None
     """What the search took, where it was made now."""
     buckets: tuple[BucketRow, ...] = ()
-    """With open dimensions, of which this is the plan for the largest sizes: what all plans take."""
+    """With open dimensions what all plans take, of which this is that of one bucket."""
     whole: Graph | None = None
     """The network with no kernel cut up."""
 
@@ -200,7 +208,10 @@ def _plans(
             planned.smallest_bytes_bound,
             program,
             planning=planned.planning,
-            buckets=tuple(BucketRow.of(each.sizes, each.plans[i]) for each in planned.buckets),
+            buckets=tuple(
+                BucketRow.of(each.sizes, each.plans[i], is_shown=each is planned.buckets[-1])
+                for each in planned.buckets
+            ),
             whole=planned.whole,
         )
         for i, (graph, plan, pins) in enumerate(zip(planned.graphs, planned.plans, planned.pins, strict=True))
@@ -215,7 +226,7 @@ def _of_artifact(
     arguments: argparse.Namespace, bound_seconds: float | None, program: str | None = None
 ) -> tuple[PlanOf, ...]:
     given = given_options(arguments)
-    budgets = given.pop("gpu_memory", ())
+    budgets, sizes = given.pop("gpu_memory", ()), dict(given.pop("dims", ()))
     if given or bound_seconds is not None or arguments.train:
         raise UsageError(
             "HC516",
@@ -231,7 +242,27 @@ def _of_artifact(
     verify_plans(artifact)  # reports take names and positions of a plan for granted
     chosen = {a.number: a for a in (artifact.within(exact_bytes(budget)) for budget in budgets)}
     shown = [chosen[number] for number in sorted(chosen)] or [artifact]
-    return tuple(_stored(arguments, each, program) for each in shown)
+    return tuple(_stored(arguments, _of_sizes(each, sizes), program) for each in shown)
+
+
+def _of_sizes(artifact: Artifact, sizes: Mapping[str, Size]) -> Artifact:
+    """With the plan for these sizes of open dimensions, the largest of those that are not given. Raises
+    UsageError HC512 for an unknown dimension, HC554 for a size that there is no plan for."""
+    if not sizes:
+        return artifact
+    of_each = artifact.in_buckets()
+    names = [each.name for each in artifact.manifest.dimensions]
+    check_sizes(names, sizes)
+    largest = of_each[-1].interface.sizes
+    wanted = [sizes.get(name, each.high) for name, each in zip(names, largest, strict=True)]
+    for each in of_each:
+        pairs = zip(wanted, each.interface.sizes, strict=True)
+        if all(isinstance(size, int) and size in interval for size, interval in pairs):
+            return each
+    ranges = {name: union_text(each.interface.sizes[i] for each in of_each) for i, name in enumerate(names)}
+    what = f"there is no plan for {' and '.join(f'{name}={size}' for name, size in sizes.items())}"
+    remedy = f"sizes are {', '.join(f'{name}={text}' for name, text in ranges.items())}"
+    raise UsageError("HC554", what, where=str(artifact.path), remedy=remedy)
 
 
 def _stored(arguments: argparse.Namespace, artifact: Artifact, program: str | None) -> PlanOf:
@@ -254,7 +285,11 @@ def _stored(arguments: argparse.Namespace, artifact: Artifact, program: str | No
         program=program,
         code=code,
         buckets=tuple(
-            BucketRow.of(dict(zip(names, each.interface.sizes, strict=True)), each.plan)
+            BucketRow.of(
+                dict(zip(names, each.interface.sizes, strict=True)),
+                each.plan,
+                is_shown=each.number == artifact.number,
+            )
             for each in artifact.in_buckets()
             if names
         ),
