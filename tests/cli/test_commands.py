@@ -249,8 +249,10 @@ def test_plan_of_an_artifact_is_one_of_those_it_has(cli: Any, fakes: Any, artifa
 
 
 def test_plan_of_an_artifact_takes_no_options_of_planning(cli: Any, fakes: Any, artifact: Path) -> None:
-    outcome = cli("plan", artifact, "--dim", "N=1")
+    outcome = cli("plan", artifact, "--plan-seconds", "1")
     assert outcome.code == 2 and "plans are fixed" in outcome.err
+    outcome = cli("plan", artifact, "--dim", "N=1")
+    assert outcome.code == 2 and "all its sizes are fixed" in outcome.err
 
 
 @pytest.mark.parametrize(
