@@ -52,7 +52,7 @@ def without_padding(
         return graph, made, origins
     padded = _padded_tensors(graph, functions, inputs)
     relied_on = _before_positions(graph)
-    kernels = []
+    kernels, whole = [], set[str]()
     for kernel in graph.kernels:
         padding = [tuple(sorted(padded[name])) for name in kernel.outputs]
         if kernel.name in relied_on or not _is_worthwhile(graph, kernel) or not all(padding):
@@ -60,7 +60,7 @@ def without_padding(
             continue
         sizes = sorted({each.size for axes in padding for each in axes})
         name = f"{kernel.function}_sized_{zlib.crc32(repr(padding).encode()):08x}"
-        if name not in origins:
+        if name not in origins and name not in whole:
             found = {
                 (name, device): with_sizes(
                     scheduled[kernel.function, device],
@@ -71,12 +71,13 @@ def without_padding(
                 )
                 for device in kernel.devices
             }
-            if not any(skips for _, skips in found.values()):
-                kernels.append(kernel)
-                continue
-            made.update({key: function for key, (function, _) in found.items()})
-            origins[name] = kernel.function
-        kernels.append(replace(kernel, function=name, inputs=(*kernel.inputs, *sizes)))
+            if any(skips for _, skips in found.values()):
+                made.update({key: function for key, (function, _) in found.items()})
+                origins[name] = kernel.function
+            else:
+                whole.add(name)
+        sized = replace(kernel, function=name, inputs=(*kernel.inputs, *sizes))
+        kernels.append(kernel if name in whole else sized)
     return replace(graph, kernels=tuple(kernels)), made, origins
 
 
