@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +140,7 @@ def _drawn_sizes(
             with compiled(f"exact{number}.hyb", sizes) as exact:
                 row = _bound(ranged, exact, feeds, given.seconds)
             own_us, peer_us = _in_turns(
-                lambda feeds=feeds: ranged.run(None, feeds),  # type: ignore[misc]
-                lambda fed=fed: peer.run(None, fed),  # type: ignore[misc]
-                given.seconds,
+                partial(ranged.run, None, feeds), partial(peer.run, None, fed), given.seconds
             )
             rows.append(
                 {

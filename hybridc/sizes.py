@@ -139,7 +139,7 @@ def _counts(wholes: Sequence[Interval], most: int) -> list[int]:
         return [max(n + (whole.low == 1 < whole.high), 1) for n, whole in zip(steps, wholes, strict=True)]
 
     factors = sorted({each / steps for each in doublings if each for steps in range(1, most + 1)})
-    few = (counts(factor) for factor in factors if math.prod(counts(factor)) <= most)
+    few = (found for found in map(counts, factors) if math.prod(found) <= most)
     return next(few, counts(max(factors, default=1.0)))
 
 

@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import product
 
+import tvm
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
@@ -26,9 +27,8 @@ from hybridc.schedules.shapes import shape_of
 Padded = frozenset[OpenAxis]
 OpenInputs = Mapping[str, Mapping[int, str]]
 """By input and axis, the input that says its size."""
-LEAST_BYTES = 1 << 14
-"""Of the results of a kernel that is worth a condition."""
-
+_LEAST_BYTES = 1 << 14
+"""Of the results of a kernel that is worth a condition: less fits a first-level cache, whatever the sizes."""
 _FLOATS = frozenset({"float32", "float16", "bfloat16"})
 
 
@@ -37,7 +37,7 @@ def without_padding(
     functions: Mapping[str, tirx.PrimFunc],
     scheduled: Mapping[tuple[str, Device], Scheduled],
     inputs: OpenInputs,
-    gpu: object = None,
+    gpu: tvm.target.Target | None = None,
 ) -> tuple[Graph, Mapping[tuple[str, Device], Scheduled], Mapping[str, str]]:
     """The graph, whose kernels read the sizes where they skip padding by them; the functions that these call,
     for the devices that they are scheduled for; and what each of them is made of.
@@ -85,7 +85,7 @@ def _is_worthwhile(graph: Graph, kernel: Kernel) -> bool:
     results = [graph.tensor[name] for name in kernel.outputs]
     if kernel.appends or kernel.choice or kernel.is_mean_of_ranks:
         return False
-    return all(t.dtype in _FLOATS for t in results) and sum(t.size_bytes for t in results) >= LEAST_BYTES
+    return all(t.dtype in _FLOATS for t in results) and sum(t.size_bytes for t in results) >= _LEAST_BYTES
 
 
 def _before_positions(graph: Graph) -> Collection[str]:

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from tvm import relax, tirx
+from tvm import relax
 
 from hybridc.compile_cache import Cache, content_of, remembered
 from hybridc.errors import PlanError
@@ -259,9 +259,7 @@ def profile_network(c: GraphedNetwork, _: Progress) -> GraphedNetwork:
 def skip_padding(c: GraphedNetwork, _: Progress) -> GraphedNetwork:
     """Kernels that compute no more than a run's sizes need, where dimensions are open."""
     target, library = c.job.options.target, c.library
-    functions = {
-        g.name_hint: f for g, f in c.program.module.functions.items() if isinstance(f, tirx.PrimFunc)
-    }
+    functions = {g.name_hint: f for g, f in c.program.functions.items()}
     gpu = cuda_target(target) if target.has_gpu else None
     graph, made, origins = without_padding(c.graph, functions, c.scheduled, c.job.open_axes, gpu)
     if not made:

@@ -152,13 +152,9 @@ def _write_files(found: PlanOf, arguments: argparse.Namespace, measured: Measure
     from hybridc.report.trace import trace_to_json
 
     if arguments.html is not None:
-        from hybridc.report.page import SizesRow, render_page
+        from hybridc.report.page import render_page
 
-        rows = tuple(
-            SizesRow(row.text, row.gpu_bytes, row.cpu_bytes, row.predicted_us, row.is_shown)
-            for row in found.buckets
-        )
-        page = render_page(found.graph, found.plan, found.report(), found.title, measured, rows)
+        page = render_page(found.graph, found.plan, found.report(), found.title, measured, found.buckets)
         write_text(arguments.html, page)
     if arguments.trace is not None:
         import json

@@ -19,8 +19,8 @@ from hybridc.codegen.families import Family
 from hybridc.schedules.padding.skip import skips_padding
 
 _PARTS = 32
-"""Of a loop for each thread, where the run decides how much of it there is to do. The rows of a sample out of
-eight are then in more than one part, and to call so many takes less than a microsecond."""
+"""Of a loop for each thread, where the run decides how much of it there is to do: of so many parts the rows
+of a sample out of eight are in several."""
 _CALL = """
 .text
 .globl __tvm_ffi_{name}

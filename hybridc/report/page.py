@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from typing import Any
 
 from hybridc.ir import Copy, Device, Graph, Lane, Plan
 from hybridc.options import format_bytes
+from hybridc.report.buckets import BucketRow
 from hybridc.report.lanes import Span, spans_of
 from hybridc.report.memory import class_of
 from hybridc.report.plan_report import KernelRow, Report
@@ -21,53 +21,40 @@ from hybridc.report.trace import LANE_TITLES, MeasuredRun, step_name
 _TEMPLATE = "page.html"
 
 
-@dataclass(frozen=True, slots=True)
-class SizesRow:
-    """With open dimensions, what runs of one bucket take."""
-
-    sizes: str
-    """Such as `batch 1, sequence 2..8`."""
-    gpu_bytes: int
-    cpu_bytes: int
-    predicted_us: float
-    is_shown: bool
-    """Whether the plan on the page is that of this bucket."""
-
-
 def render_page(
     graph: Graph,
     plan: Plan,
     report: Report,
     title: str,
     measured: MeasuredRun | None = None,
-    sizes: Sequence[SizesRow] = (),
+    buckets: Sequence[BucketRow] = (),
 ) -> str:
     """The page as HTML text, which needs no other file and no network. `measured` is a run of the plan,
-    `sizes` are all buckets of open dimensions."""
+    `buckets` are all of open dimensions."""
     template = files("hybridc.report").joinpath(_TEMPLATE).read_text(encoding="utf-8")
     data = json.dumps(page_data(graph, plan, report, measured), separators=(",", ":"))
     summary = "".join(f"<li>{escape(line)}</li>" for line in summary_lines(report))
     return (
         template.replace("{{title}}", escape(title))
         .replace("{{summary}}", summary)
-        .replace("{{sizes}}", _sizes(sizes))
+        .replace("{{sizes}}", _sizes(buckets))
         .replace("{{data}}", data.replace("<", "\\u003c"))  # no name of the model's can end the script
     )
 
 
-def _sizes(rows: Sequence[SizesRow]) -> str:
+def _sizes(rows: Sequence[BucketRow]) -> str:
     """Predicted time over sizes, as bars, and memory; nothing where all sizes are fixed."""
     if not rows:
         return ""
     longest_us = max(row.predicted_us for row in rows) or 1.0
     lines = [
-        f'<div class="sizes{" hot" if row.is_shown else ""}"><span>{escape(row.sizes)}</span>'
+        f'<div class="sizes{" hot" if row.is_shown else ""}"><span>{escape(row.text)}</span>'
         f'<i style="width:{100 * row.predicted_us / longest_us:.1f}%"></i>'
         f"<span>{format_us(row.predicted_us)}, {format_bytes(row.gpu_bytes)} of GPU and "
         f"{format_bytes(row.cpu_bytes)} of host memory</span></div>"
         for row in rows
     ]
-    shown = next((row.sizes for row in rows if row.is_shown), "")
+    shown = next(row.text for row in rows if row.is_shown)
     note = f"Predicted run of the largest of each. The plan below is that of {escape(shown)}."
     return f'<h2>Sizes</h2><p class="note">{note}</p>{"".join(lines)}'
 

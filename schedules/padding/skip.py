@@ -8,11 +8,13 @@ sizes are no access leaves its buffer.
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
+import tvm
 import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.tirx import op
@@ -31,7 +33,11 @@ Padding = Sequence[Sequence[OpenAxis]]
 
 
 def with_sizes(
-    scheduled: Scheduled, inputs: int, padding: Padding, sizes: Sequence[str], gpu: object = None
+    scheduled: Scheduled,
+    inputs: int,
+    padding: Padding,
+    sizes: Sequence[str],
+    gpu: tvm.target.Target | None = None,
 ) -> tuple[Scheduled, bool]:
     """The function with parameters for these sizes behind its `inputs`, and whether it skips padding by them.
 
@@ -44,7 +50,9 @@ def with_sizes(
         for i, size in enumerate(sizes)
     }
     results = function.params[inputs : inputs + len(padding)]
-    skip = _Skip(function, dict(zip(results, padding, strict=True)), own, on_gpu=gpu is not None)
+    # nobody asks for faults in padding
+    free = {*function.params[:inputs], *(function.params[-1:] if scheduled.has_checks else ())}
+    skip = _Skip(dict(zip(results, padding, strict=True)), own, free, on_gpu=gpu is not None)
     body = skip.statement(function.body)
     parameters = [*function.params[:inputs], *own.values(), *function.params[inputs:]]
     made = tirx.PrimFunc(parameters, body, function.ret_type, function.attrs, function.span)
@@ -72,15 +80,15 @@ class _Writes:
 class _Skip(Rebuilder):
     def __init__(
         self,
-        function: tirx.PrimFunc,
         padding: Mapping[ir.Var, Sequence[OpenAxis]],
         sizes: Mapping[str, ir.Var],
+        free: AbstractSet[ir.Var],
         *,
         on_gpu: bool,
     ) -> None:
         self.padding, self.sizes, self.on_gpu = padding, sizes, on_gpu
-        self.parameters = set(function.params)
-        self.accesses = _accesses(function.body)
+        self.free = free
+        """Parameters of which nothing is read that the function has written."""
         self.intervals = Intervals()
         self.analyzer = sym.Analyzer()
         self.conditions = 0
@@ -98,7 +106,7 @@ class _Skip(Rebuilder):
             self.lanes.add(node.loop_var)
         if node.kind not in (tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL):
             return remade(node, self.statement(node.body))
-        self.analyzer.bind(node.loop_var, ir.Range.from_min_extent(node.min, node.extent))
+        self.analyzer.bind(node.loop_var, ir.Range.from_min_extent(node.min, node.extent), True)
         self.intervals.known[node.loop_var] = point(node.loop_var)
         body = self.statement(node.body)
         condition = None if is_innermost else self._needed(node.body, {node.loop_var})
@@ -114,7 +122,9 @@ class _Skip(Rebuilder):
         while isinstance(launch, tirx.AttrStmt) and launch.attr_key == "thread_extent":
             around.append(launch)
             var, extent = launch.node.var, launch.value
-            self.analyzer.bind(var, ir.Range.from_min_extent(tirx.const(0, str(extent.ty.dtype)), extent))
+            zero = tirx.const(0, str(extent.ty.dtype))
+            # functions of several launches bind a thread's variable several times
+            self.analyzer.bind(var, ir.Range.from_min_extent(zero, extent), True)
             if str(launch.node.thread_tag).startswith("blockIdx"):
                 blocks.add(var)
                 self.intervals.known[var] = point(var)
@@ -156,14 +166,11 @@ class _Skip(Rebuilder):
         writes = _Writes()
         self._collect(body, writes)
         written: dict[ir.Var, list[list[Interval | None]]] = {}
-        inside = _accesses(body)
         for buffer, indices in writes.stores:
             if buffer in self.padding:
                 written.setdefault(buffer, []).append(indices)
-            elif buffer in writes.local or inside[buffer] == self.accesses[buffer]:
-                continue  # nobody else reads it
-            elif not _is_faults(buffer):
-                return None
+            elif buffer not in writes.local and buffer not in self.free:
+                return None  # another step may read it
         if not writes.is_known or not written:
             return None
         conditions = [self._some_needed(buffer, stores) for buffer, stores in written.items()]
@@ -179,7 +186,7 @@ class _Skip(Rebuilder):
     def _some_needed(self, buffer: ir.Var, stores: Sequence[list[Interval | None]]) -> ir.Expr | None:
         shape = shape_of(buffer)
         if all(_is_offset(indices) for indices in stores):  # row-major offsets, whatever the shape
-            shape, stores = (_product(shape),), [indices[-1:] for indices in stores]
+            shape, stores = (math.prod(shape),), [indices[-1:] for indices in stores]
         found = []
         for each in self.padding[buffer]:
             axes = [axis for axis in range(len(shape)) if within_axis(each, shape, axis) is not None]
@@ -273,7 +280,7 @@ class _Skip(Rebuilder):
         loads: list[ir.TensorLoad] = []
         tvm_ffi.structural_walk(value, (ir.TensorLoad, loads.append))
         for load in loads:
-            if load.source in self.padding or load.source not in self.parameters:
+            if load.source not in self.free:
                 writes.stores.append((load.source, [self.intervals.of(index) for index in load.indices]))
         named = variables(value) & self.padding.keys()
         if named - {load.source for load in loads}:
@@ -284,27 +291,10 @@ def _all_below(extent: ir.Expr) -> Interval:
     return Interval(tirx.const(0, str(extent.ty.dtype)), extent - 1)
 
 
-def _accesses(node: tirx.Stmt) -> Counter[ir.Var]:
-    found: Counter[ir.Var] = Counter()
-    tvm_ffi.structural_walk(
-        node,
-        (
-            (ir.TensorLoad, lambda load: found.update([load.source])),
-            (tirx.BufferStore, lambda store: found.update([store.buffer])),
-        ),
-    )
-    return found
-
-
 def _has_loop(node: tirx.Stmt) -> bool:
     found: list[tirx.For] = []
     tvm_ffi.structural_walk(node, (tirx.For, found.append))
     return bool(found)
-
-
-def _is_faults(buffer: ir.Var) -> bool:
-    """What checks report to: nobody asks for faults in padding."""
-    return str(buffer.name) == "faults"
 
 
 def _is_offset(indices: Sequence[Interval | None]) -> bool:
@@ -313,7 +303,3 @@ def _is_offset(indices: Sequence[Interval | None]) -> bool:
         each is not None and each.is_point and isinstance(each.low, tirx.IntImm) and int(each.low) == 0
         for each in indices[:-1]
     )
-
-
-def _product(shape: Sequence[int]) -> int:
-    return reduce(lambda a, b: a * b, shape, 1)

@@ -77,6 +77,7 @@ def made_safe(scheduled: Scheduled, gpu: tvm.target.Target | None = None) -> Sch
 
 
 def as_loops(function: tirx.PrimFunc, gpu: tvm.target.Target | None) -> tirx.PrimFunc:
+    """The function with loops and no blocks. `gpu` is the target of one that was scheduled for a GPU."""
     named = function.with_attr("global_symbol", "kernel")
     named = named if gpu is None else named.with_attr("target", gpu)
     lowered = _TO_LOOPS(tvm.IRModule({"kernel": named}))["kernel"]

@@ -14,7 +14,6 @@ from hybridc.cli.support.imports import lasting_imports
 from hybridc.cli.support.interrupts import deferred_interrupts
 from hybridc.cli.support.train_options import PROGRAMS, check_training, training_spec
 from hybridc.errors import UsageError
-from hybridc.ir import Device
 from hybridc.options import exact_bytes, format_bytes
 from hybridc.progress import terminal_progress
 from hybridc.sizes import union_text
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
     from hybridc.passes.planner.model.pins import Pins
     from hybridc.passes.planner.watch import PlanningTime
     from hybridc.report import Report
+    from hybridc.report.buckets import BucketRow
     from hybridc.results import Planned
-    from hybridc.sizes import Interval
 
 _PROGRAM = {
     "step": "the training step",
@@ -48,28 +47,6 @@ class CudaCode:
 
     def __str__(self) -> str:
         return f"{format_bytes(self.image_bytes)} of GPU code for {', '.join(self.architectures)} and newer"
-
-
-@dataclass(frozen=True, slots=True)
-class BucketRow:
-    """What runs of one bucket of sizes take."""
-
-    sizes: Mapping[str, Interval]
-    gpu_bytes: int
-    cpu_bytes: int
-    predicted_us: float
-    is_shown: bool = False
-    """Whether it is what is shown of all."""
-
-    @staticmethod
-    def of(sizes: Mapping[str, Interval], plan: Plan, *, is_shown: bool) -> BucketRow:
-        gpu_bytes, cpu_bytes = plan.arena_bytes(Device.GPU), plan.arena_bytes(Device.CPU)
-        return BucketRow(sizes, gpu_bytes, cpu_bytes, plan.makespan_us, is_shown)
-
-    @property
-    def text(self) -> str:
-        """Such as `batch 1, sequence 2..8`."""
-        return ", ".join(f"{name} {interval}" for name, interval in self.sizes.items())
 
 
 @dataclass(frozen=True)
@@ -190,6 +167,7 @@ def _of_model(
 def _plans(
     arguments: argparse.Namespace, options: CompileOptions, planned: Planned, program: str | None = None
 ) -> tuple[PlanOf, ...]:
+    from hybridc.report.buckets import BucketRow
     from hybridc.report.table import plural
 
     what = _described(arguments.source, program)
@@ -266,6 +244,8 @@ def _of_sizes(artifact: Artifact, sizes: Mapping[str, Size]) -> Artifact:
 
 
 def _stored(arguments: argparse.Namespace, artifact: Artifact, program: str | None) -> PlanOf:
+    from hybridc.report.buckets import BucketRow
+
     title = f"Plan of {_described(arguments.source, program)}"
     manifest = artifact.manifest
     budgets = len(artifact.plans) // len(manifest.interfaces)
