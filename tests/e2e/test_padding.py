@@ -31,7 +31,10 @@ ENCODER = """g (float[N, S, 64] x) => (float[N, S, 64] y, float[N, 64] pooled)
     k = Transpose<perm = [0, 2, 3, 1]>(k1)
     v = Transpose<perm = [0, 2, 1, 3]>(v1)
     s = MatMul(q, k)
-    p = Softmax<axis = -1>(s)
+    p0 = Softmax<axis = -1>(s)
+    missing = IsNaN(p0)
+    nought = Constant<value = float[1] {0.0}>()
+    p = Where(missing, nought, p0)
     c0 = MatMul(p, v)
     c1 = Transpose<perm = [0, 2, 1, 3]>(c0)
     whole = Constant<value = int64[3] {0, 0, -1}>()
@@ -119,6 +122,22 @@ def test_kernels_that_positions_follow_from_are_left_whole(
     has_positions = any(kernel.checks for kernel in graph.kernels)
     assert bool(sized) != has_positions  # of `looked_up` all kernels are in front of them, or small
     assert all(graph.tensor[name].dtype == "float32" for kernel in sized.values() for name in kernel.outputs)
+
+
+def test_what_a_mask_chooses_is_computed_along_its_axis(tmp_path: Path) -> None:
+    """Values are zero behind the last key, and so whole; all else of a layer skips both axes."""
+    hybridc.compile(with_drawn_weights(ENCODER), tmp_path / "model.hyb", target=CPU, dims=CASES["encoder"][1])
+    with hybridc.load(tmp_path / "model.hyb") as session:
+        graph = session.artifact.in_buckets()[-1].graph
+        sizes = {
+            kernel.function.split("_sized_")[0]: {name for name in kernel.inputs if "size" in name}
+            for kernel in graph.kernels
+            if "_sized_" in kernel.function
+        }
+    both = {"size_of_N", "size_of_S"}
+    assert sizes["attention"] == sizes["layer_norm"] == sizes["matmul"] == both
+    assert sizes["permute_dims_where"] == {"size_of_N"}
+    assert sizes["where"] == {"size_of_N"}  # in front of the mean over positions
 
 
 @pytest.mark.parametrize("name", ["encoder", "convolutions"])
