@@ -207,7 +207,7 @@ def compile_training(
     *,
     loss: str | None = None,
     optimizer: str = "sgd:lr=0.01",
-    batch: int | None = None,
+    batch: int | str | range | None = None,
     accumulate: int = 1,
     freeze: Sequence[str] = (),
     clip_norm: float | None = None,
@@ -220,7 +220,8 @@ def compile_training(
 
     `loss` is such as `"softmax_cross_entropy:label_smoothing=0.1"` or `"2*mse(out1)+l1(out2)"`; None where
     the model's first output is the loss. `optimizer` is such as `"sgd:lr=0.1,momentum=0.9"` or
-    `"adamw:lr=1e-3,weight_decay=0.01"`. `batch` gives open batch dimensions a size; `accumulate` parts of a
+    `"adamw:lr=1e-3,weight_decay=0.01"`. `batch` gives open batch dimensions a size, or with `"1..64"` the
+    largest: steps may then have fewer examples, as the last one of an epoch has. `accumulate` parts of a
     batch go through the network one after the other. `freeze` has patterns of the names of parameters that
     stay as they are. `clip_norm` is the largest norm that the gradient of a batch may have, of all parameters
     together; `ema`, such as 0.999, the decay of a moving average of each parameter, which evaluation and
@@ -242,7 +243,7 @@ def plan_training(
     *,
     loss: str | None = None,
     optimizer: str = "sgd:lr=0.01",
-    batch: int | None = None,
+    batch: int | str | range | None = None,
     accumulate: int = 1,
     freeze: Sequence[str] = (),
     clip_norm: float | None = None,

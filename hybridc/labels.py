@@ -8,6 +8,11 @@ import numpy as np
 
 from hybridc.errors import UsageError
 
+LOSS_NODES = ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
+"""ONNX's operators that take labels, as their second operand."""
+PADDING_LABEL = -(2**31)
+"""Of the padding behind the labels of a batch that is not whole, where the loss ignores no other."""
+
 
 @dataclass(frozen=True, slots=True)
 class Labels:

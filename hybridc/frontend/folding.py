@@ -22,6 +22,7 @@ from hybridc.frontend.expand.control.choices import CHOICE, CHOICES, Inlining, c
 from hybridc.frontend.expand.control.sequences import SEQUENCES, Known, Step
 from hybridc.frontend.expand.table import EXPANSIONS
 from hybridc.frontend.inference import computed, inferred, note_computed
+from hybridc.frontend.parameters import TRAINING_BATCH_NORM, TRAINING_DROPOUT
 from hybridc.frontend.values import static_shape
 from hybridc.placeholders import is_placeholder, placeholder
 
@@ -35,7 +36,7 @@ _KNOWN_BY_EXTENTS = ("Expand", "Reshape", "Resize", "Tile")
 """Operators whose constants say no more than the extents of the result, which are checked."""
 _SHARED_BYTES = 4096
 """Constants that it pays to store once."""
-_SHAPED_AS_INPUT = ("GroupNormalization",)
+_SHAPED_AS_INPUT = ("GroupNormalization", TRAINING_BATCH_NORM, TRAINING_DROPOUT)
 """Operators for which onnx infers nothing: their result has the shape of their first input."""
 
 
@@ -92,6 +93,7 @@ class FoldAndExpand(folding.FoldConstantsPass):
             self._check_choice(node)
         if node.op_type in _SHAPED_AS_INPUT and node.inputs[0] is not None and node.outputs[0].shape is None:
             node.outputs[0].shape = node.inputs[0].shape
+            node.outputs[0].type = node.outputs[0].type or node.inputs[0].type
         expansion = EXPANSIONS.get((node.domain, node.op_type))
         if self.is_counting and replacement is None and not knows_padding:
             source = SOURCES.get(node.op_type) or OPENING.get(node.op_type)
@@ -273,6 +275,8 @@ class FoldAndExpand(folding.FoldConstantsPass):
         if names:
             what += f": {' and '.join(map(repr, names))}"
             remedy = f"list the sizes that you need, for example --dim {names[0]}=64,128"
+            if self.for_training:
+                remedy = "train on whole batches alone: give --batch one number"
         error = ModelError(code, what, where=where, remedy=remedy)
         error.__cause__, error.__suppress_context__ = cause, True
         self._refused.add(node)

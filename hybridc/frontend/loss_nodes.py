@@ -8,12 +8,12 @@ from onnx import NodeProto
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
-from hybridc.labels import Labels
+from hybridc.frontend.counted.ledger import TRUSTED
+from hybridc.labels import PADDING_LABEL, Labels
 
 op = relax.op
 _LABELS = "hybridc.labels"
 """Key of an input's metadata: what the losses imported so far take its values as."""
-LOSS_NODES = ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
 _REARRANGING = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 """Every element of the first operand is in the result, and nothing else."""
 
@@ -29,8 +29,13 @@ def _fed(labels: ir.Value | None) -> ir.Value | None:
         node = labels.producer()
         if node is None:
             return labels if labels.is_graph_input() else None
-        labels = node.inputs[0] if node.op_type in _REARRANGING else None
+        labels = node.inputs[0] if node.op_type in _REARRANGING else _behind_padding(node)
     return None
+
+
+def _behind_padding(node: ir.Node) -> ir.Value | None:
+    """What is fed where padding is filled with a label that is ignored."""
+    return node.inputs[1] if node.op_type == "Where" and TRUSTED in node.meta else None
 
 
 def softmax_cross_entropy_loss(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr:
@@ -68,7 +73,8 @@ def _likelihood_loss(
     loss = op.negative(op.sum(op.where(is_label, op.multiply(logarithms, weight), zero), axis=[1]))
     fed = _fed(node.inputs[1])
     if fed is not None:
-        fed.meta[_LABELS] = tuple(dict.fromkeys((*labels_of(fed), Labels(shape[1], ignored))))
+        asked = None if ignored == PADDING_LABEL else ignored
+        fed.meta[_LABELS] = tuple(dict.fromkeys((*labels_of(fed), Labels(shape[1], asked))))
     else:
         loss = op.where(_is_legal(labels, shape[1], ignored), loss, relax.const(np.nan, dtype))
     reduction = node.attributes.get_string("reduction", "mean")

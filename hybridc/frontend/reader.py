@@ -115,8 +115,8 @@ def _read(
         opening=opening,
     )
     cuts = cuts_of(model.graph).by_output
-    if is_trained is not None and any(cuts):
-        raise _untrainable(name)
+    if is_trained is not None and not all(map(_is_size, model.graph.outputs[len(cuts) :])):
+        raise _untrainable(name, is_open=opening is not None)
     normal = normal_form(import_graph(model, name, node_names, refusals), name, refusals)
     results, counts = normal.outputs[: len(cuts)], normal.outputs[len(cuts) :]
     graph = model.graph
@@ -149,9 +149,12 @@ def _input_shapes(
     values: Mapping[str, np.ndarray],
 ) -> Mapping[str, Sequence[int]]:
     """Shapes of inputs of a model that is checked, once it is checked with other sizes: those that are
-    `fixed`, by input and by dimension. `interface` is what the model's own was."""
+    `fixed`, by input and by dimension. `interface` is what the model's own was, before parameters became
+    inputs."""
     name, own = checked.source.name, onnx.ModelProto()
     own.CopyFrom(interface)
+    known = {value.name for value in own.graph.input}
+    own.graph.input.extend(value for value in checked.proto.graph.input if value.name not in known)
     named = fix_values(own, name, values, fixed[1])
     fix_shapes(own, name, fixed[0], named, codes.Refusals())
     check_with_inputs(checked, own.graph.input)
@@ -205,13 +208,19 @@ def _name_nodes(loaded: Loaded) -> dict[str, str]:
     return {output: node.name for node in graph.node for output in node.output if output}
 
 
-def _untrainable(name: str) -> ModelError:
-    return ModelError(
-        codes.WRONG_RESULT,
-        "data determine the extent of an output, which training does not support",
-        where=name,
-        remedy="export the network without the steps behind its last layer",
-    )
+def _is_size(count: ir.Value) -> bool:
+    """Whether a count of elements is the size of an open dimension."""
+    return count.is_graph_input()
+
+
+def _untrainable(name: str, *, is_open: bool) -> ModelError:
+    if is_open:
+        what = "an output has not one entry for each example"
+        remedy = "train on whole batches alone: give --batch one number"
+    else:
+        what = "data determine the extent of an output, which training does not support"
+        remedy = "export the network without the steps behind its last layer"
+    return ModelError(codes.WRONG_RESULT, what, where=name, remedy=remedy)
 
 
 def _value_info(

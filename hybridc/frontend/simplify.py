@@ -21,7 +21,7 @@ from hybridc.frontend.counted.outputs import has_data_extents, return_counts
 from hybridc.frontend.expand.builder import Builder
 from hybridc.frontend.expand.control.choices import has_choices
 from hybridc.frontend.folding import FoldAndExpand, origin
-from hybridc.frontend.parameters import to_training_form
+from hybridc.frontend.parameters import TRAINING_BATCH_NORM, to_training_form
 from hybridc.frontend.ranges.follow import follow_sizes
 from hybridc.frontend.ranges.opening import Opening
 from hybridc.frontend.tensors import leave_unread
@@ -203,6 +203,16 @@ class _Folding:
                 remedy = "export the network without it, or list the sizes that you need: --dim NAME=64,128"
                 self.refusals.add(ModelError(codes.WRONG_RESULT, what, where=where, remedy=remedy), producer)
 
+    def _refuse_other_statistics(self) -> None:
+        """Refuse BatchNorm of what has not an entry for each example of a batch whose examples are counted:
+        ModelError HC114. Those with entries are right as they are (`passes/training`)."""
+        for node in self.model.graph if self.is_open else ():
+            if node.op_type == TRAINING_BATCH_NORM and not self.fold.ledger.axes(node.inputs[0]):
+                what = "BatchNormalization of what has not an entry for each example"
+                where = f"{self.name}: node {origin(node)!r} (BatchNormalization)"
+                remedy = "train on whole batches alone: give --batch one number"
+                self.refusals.add(ModelError(codes.WRONG_RESULT, what, where=where, remedy=remedy), node)
+
     def follow(self, opening: Opening, others: Iterable[ir.Graph]) -> None:
         """Make inputs with open axes padded values; the `others` are what is `needed` at other sizes."""
         opset, ledger = self.fold.opset, self.fold.ledger
@@ -217,6 +227,7 @@ class _Folding:
             if has_data_extents(graph) or has_choices(graph) or (self.is_open and not is_second):
                 self.round()
         self._refuse_apart()
+        self._refuse_other_statistics()
         return_counts(graph, ledger, Builder(self.fold.opset))
         _make_initializers(graph, self.name)
         common.LiftSubgraphInitializersToMainGraphPass()(model)

@@ -43,7 +43,7 @@ from hybridc.json_values import (
 from hybridc.passes.training.spec import NEW, TrainingSpec, spec_from_json, spec_to_json
 from hybridc.passes.training.splits import SplitParameter, Splits, whole_names
 
-FORMAT, SCHEMA_VERSION = "hybridc-training", 5
+FORMAT, SCHEMA_VERSION = "hybridc-training", 6
 STATES, MODEL_FOLDER = "states.bin", "model"
 STEP, EVALUATE, ACCUMULATE, UPDATE = "step", "evaluate", "accumulate", "update"
 KINDS = ("parameter", "statistic", "moment", "sum")
@@ -93,6 +93,12 @@ class TrainingManifest:
     """As the step has them."""
     splits: Splits = field(default_factory=dict)
     """States that are parts of one that the user has."""
+    sizes: tuple[str, ...] = ()
+    """Inputs that say how many examples there are; none if batches are whole."""
+    share: str | None = None
+    """The input that is a part's number of examples over the mean of all parts'."""
+    cuts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """By output of the evaluation, axes along which it has an entry for each example, and padding."""
     programs: Mapping[str, str] = field(default_factory=dict)
     """Of the folder of each ordinary artifact, the hash of its manifest."""
 
@@ -221,6 +227,7 @@ def check_program(artifact: TrainingArtifact, name: str, program: Artifact) -> N
         raise _changed(program.path)
     given = {state.name: (state.shape, state.dtype) for state in manifest.states}
     own = {*manifest.inputs, *manifest.targets, *manifest.scalars.values(), manifest.seed}
+    own |= {*manifest.sizes, manifest.share}
     inputs = {port.name: (port.shape, port.dtype) for port in program.manifest.inputs}
     outputs = {port.name: (port.shape, port.dtype) for port in program.manifest.outputs}
     wrong = [name for name, kind in inputs.items() if name not in own and given.get(name) != kind]
@@ -287,8 +294,15 @@ def _manifest(data: Any) -> TrainingManifest:
         seed=member(data, "seed", optional(text)),
         states=member(data, "states", each(_state)),
         splits=member(data, "splits", mapping(_split)),
+        sizes=member(data, "sizes", each(text)),
+        share=member(data, "share", optional(text)),
+        cuts=member(data, "cuts", mapping(each(size))),
         programs=member(data, "programs", mapping(hexadecimal(64))),
     )
+    if bool(manifest.sizes) != manifest.spec.has_padding or (manifest.share is None) == (
+        manifest.spec.is_partial and manifest.spec.accumulate > 1
+    ):
+        raise JsonValueError("does not fit a batch that is always whole, or one that is not", "sizes")
     states = {state.name: state for state in manifest.states}
     if len(states) != len(manifest.states) or _states_bytes(manifest) > LARGEST_SIZE:
         raise JsonValueError("a name stands for two states, or they are larger than any memory", "states")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import shutil
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -20,14 +20,15 @@ from hybridc.compiler import compile_model, plan_model
 from hybridc.errors import UsageError
 from hybridc.frontend import ImportedModel, read_model
 from hybridc.frontend.load import load
-from hybridc.frontend.ranges.opening import at_bounds
+from hybridc.frontend.ranges.opening import Dimension, open_dimensions
 from hybridc.options import (
     ANY_ERROR,
     BF16,
     FP32,
     ROUNDING_ERROR,
     CompileOptions,
-    FixedShape,
+    Shape,
+    Size,
     check_bf16_training,
 )
 from hybridc.passes.training.spec import TrainingSpec
@@ -35,6 +36,7 @@ from hybridc.passes.training.step import TrainingPrograms, training_programs
 from hybridc.progress import NullProgress, Progress
 from hybridc.results import Compiled, Planned
 from hybridc.scratch import scratch_folder
+from hybridc.sizes import Interval, Sizes
 from hybridc.training.artifact import (
     ACCUMULATE,
     EVALUATE,
@@ -85,18 +87,29 @@ class CompiledTraining:
 
 
 def read_training_model(source: OnnxModel, options: CompileOptions, spec: TrainingSpec) -> ImportedModel:
-    """Read a model for training, its open batch dimensions fixed to what the device sees at a time.
+    """Read a model for training, its batch dimensions fixed to what the device sees at a time, or open.
 
     Raises ModelError; UsageError HC575 if the model's batch is another, HC580 if nothing is frozen by a name.
     """
     options.check_fixed("training")
-    shapes, dims = at_bounds(dict(options.shapes), dict(options.dims), (), ())
+    shapes, dims = dict(options.shapes), dict(options.dims)
     graph = load(source).proto.graph
     _check_patterns(spec, [tensor.name for tensor in graph.initializer])
     if spec.micro_batch is not None:
-        _fix_batch(graph, spec.micro_batch, shapes, dims)
-    values, bounds = dict(options.values), dict(options.bounds)
-    return read_model(source, shapes=shapes, dims=dims, values=values, bounds=bounds, parameters=spec.trains)
+        _fix_batch(graph, spec, shapes, dims)
+    dimensions = open_dimensions(source, shapes, dims)
+    if spec.has_padding:
+        _check_open(graph, dimensions)
+    return read_model(
+        source,
+        shapes=shapes,
+        dims=dims,
+        values=dict(options.values),
+        bounds=dict(options.bounds),
+        parameters=spec.trains,
+        dimensions=dimensions,
+        bucket=tuple(interval for each in dimensions for interval in each.sizes.intervals),
+    )
 
 
 def compile_training(
@@ -224,6 +237,9 @@ def _fill(
         seed=programs.seed,
         states=states,
         splits=programs.splits,
+        sizes=programs.sizes,
+        share=programs.share,
+        cuts=programs.cuts,
         programs={kind: hash_of(folder / kind / MANIFEST) for kind in kinds},
     )
     write_training(folder, manifest)
@@ -270,9 +286,13 @@ def _check_patterns(spec: TrainingSpec, names: list[str]) -> None:
 
 
 def _fix_batch(
-    graph: onnx.GraphProto, batch: int, shapes: dict[str, FixedShape], dims: dict[str, int]
+    graph: onnx.GraphProto, spec: TrainingSpec, shapes: dict[str, Shape], dims: dict[str, Size]
 ) -> None:
-    """Add to `shapes` and `dims` what gives every open first dimension this size."""
+    """Add to `shapes` and `dims` what gives every open first dimension the size of a part of a batch, or all
+    sizes up to it."""
+    batch = spec.micro_batch
+    assert batch is not None
+    size = Sizes((Interval(1, batch),), is_divided=False) if spec.has_padding else batch
     weights = {tensor.name for tensor in graph.initializer}
     first_sizes = []
     for value in graph.input:
@@ -280,9 +300,9 @@ def _fix_batch(
         if value.name in weights or value.name in shapes or not sizes:
             continue
         if sizes[0].dim_param:
-            dims.setdefault(sizes[0].dim_param, batch)
+            dims.setdefault(sizes[0].dim_param, size)
         elif sizes[0].dim_value < 1:
-            shapes[value.name] = (batch, *(dims.get(d.dim_param, d.dim_value) for d in sizes[1:]))
+            shapes[value.name] = (size, *(dims.get(d.dim_param, d.dim_value) for d in sizes[1:]))
         first_sizes.append(sizes[0].dim_value if sizes[0].dim_value > 0 else batch)
     if first_sizes and batch not in first_sizes:
         raise UsageError(
@@ -290,3 +310,16 @@ def _fix_batch(
             f"the model is exported for a batch of {first_sizes[0]}, not of {batch}",
             remedy="export it with a dynamic batch dimension, or remove --batch",
         )
+
+
+def _check_open(graph: onnx.GraphProto, dimensions: Sequence[Dimension]) -> None:
+    """Examples of a batch that need not be whole are along the first axis of every input, and no other."""
+    weights = {tensor.name for tensor in graph.initializer}
+    found = {axis for each in dimensions for axis in each.axes}
+    ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in graph.input if v.name not in weights}
+    wrong = {(name, 0) for name, rank in ranks.items() if rank} ^ found
+    if wrong:
+        name, axis = min(wrong)
+        what = f"axis {axis} of input {name!r} has {'one size' if axis == 0 else 'a batch'}"
+        remedy = "export all inputs with a dynamic first dimension alone, or give --batch one number"
+        raise UsageError("HC575", f"{what}, and batches need not be whole", remedy=remedy)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 
-from hybridc.frontend.loss_nodes import LOSS_NODES
+from hybridc.labels import LOSS_NODES
 
 LOG_SOFTMAX_OF_AN_AXIS = 13
 """The first opset whose LogSoftmax is of one axis, as that of a loss is."""

@@ -79,8 +79,10 @@ def train(
     validation: Dataset | None = None,
     callback: TrainingCallback | None = None,
 ) -> TrainingProgress:
-    """Train on batches in a random order that is another in each epoch; what is left of one is left out.
+    """Train on batches in a random order that is another in each epoch.
 
+    The last one has what is left; a step that is compiled for whole batches alone leaves it out, and so do
+    several ranks where it has no example for each part of a batch.
     Returns where the run ended: with fewer complete epochs than asked for if it was stopped. A run that is
     resumed gives the losses that it would have given without the interruption. Raises UsageError HC579 for
     too few examples, for a checkpoint of another run, or one in the way.
@@ -99,7 +101,9 @@ class _Loop:
     ) -> None:
         self.session, self.data, self.settings = session, data, run
         self.validation, self.callback = validation, callback
-        self.steps = data.size // session.batch
+        whole, rest = divmod(data.size, session.batch)
+        least = 1 if session.ranks is None else session.spec.accumulate
+        self.steps = whole + (session.spec.is_partial and rest >= least)
         self.losses: list[float] = []
         self.progress = TrainingProgress(run.seed)
         if self.steps < 1:
@@ -160,9 +164,9 @@ class _Loop:
         self.callback.epoch_begins(epoch, self.steps, self.progress.position)
         for position in range(self.progress.position, self.steps):
             rows = order[position * batch : (position + 1) * batch]
-            inputs, targets = self.data.batch(rows[session.share])
+            inputs, targets = self.data.batch(rows[session.share_of(len(rows))])
             self.losses.append(session.step(inputs, targets, self._rate()))
-            self.callback.stepped(self.losses[-1], batch)
+            self.callback.stepped(self.losses[-1], len(rows))
             self.progress = replace(self.progress, position=position + 1)
             if position + 1 < self.steps:
                 if self._is_stopped():
@@ -185,7 +189,13 @@ class _Loop:
             self.progress = replace(self.progress, evaluations=(*self.progress.evaluations, evaluated))
         self.progress = replace(self.progress, epoch=epoch + 1, position=0)
         self._save()
-        self.callback.epoch_ended(epoch, float(np.mean(self.losses[-self.steps :])), evaluated)
+        self.callback.epoch_ended(epoch, self._mean_loss(), evaluated)
+
+    def _mean_loss(self) -> float:
+        """Over the examples of the epoch that is complete."""
+        last = min(self.data.size - (self.steps - 1) * self.session.batch, self.session.batch)
+        examples = [self.session.batch] * (self.steps - 1) + [last]
+        return float(np.average(self.losses[-self.steps :], weights=examples))
 
     def _rate(self) -> float:
         step = self.progress.epoch * self.steps + self.progress.position
@@ -227,7 +237,7 @@ class _Loop:
             "optimizer": optimizer_to_text(replace(spec.optimizer, lr=self._base_rate())),
             "schedule": schedule_to_text(self.settings.schedule),
             "frozen": ", ".join(spec.freeze),
-            "batch": self.session.batch,
+            "batch": f"1..{self.session.batch}" if spec.is_partial else self.session.batch,
             "accumulate": spec.accumulate,
             "clip norm": spec.clip_norm,
             "ema": spec.ema,
@@ -260,8 +270,8 @@ def evaluate(session: TrainingSession, data: Dataset) -> Evaluated:
     batch = session.batch // session.spec.accumulate
 
     def filled(rows: np.ndarray) -> Evaluation:
-        """Of a batch of these examples again and again."""
-        return session.evaluate(*data.batch(np.resize(rows, batch)))
+        """Of these examples, again and again if the batch must be whole."""
+        return session.evaluate(*data.batch(rows if session.spec.is_partial else np.resize(rows, batch)))
 
     def total(rows: np.ndarray, loss: float) -> float:
         """The sum of these examples' losses; `loss` is that of the batch filled with them.
@@ -269,6 +279,8 @@ def evaluate(session: TrainingSession, data: Dataset) -> Evaluated:
         It has all of them some times, and the first few once more. What these add is found in the same way:
         there are ever fewer, until they fit the batch a whole number of times.
         """
+        if session.spec.is_partial:
+            return len(rows) * loss
         times, rest = divmod(batch, len(rows))
         more = total(rows[:rest], filled(rows[:rest]).loss) if rest else 0.0
         return (batch * loss - more) / times

@@ -22,7 +22,6 @@ import numpy as np
 
 from hybridc.artifact.manifest import Port
 from hybridc.errors import DeviceError, UsageError, exhaustion_told
-from hybridc.labels import check_labels
 from hybridc.passes.training.spec import AVERAGE, NEW, TrainingSpec
 from hybridc.passes.training.splits import cut, joined
 from hybridc.runtime import Session
@@ -38,6 +37,14 @@ from hybridc.training.artifact import (
     hash_of,
     named,
     open_training,
+)
+from hybridc.training.batches import (
+    Part,
+    check_arrays,
+    count_examples,
+    padded_parts,
+    part_sizes,
+    whole_parts,
 )
 from hybridc.training.interrupts import uninterrupted
 from hybridc.training.ranks.agreement import (
@@ -145,9 +152,14 @@ class TrainingSession:
 
     @property
     def batch(self) -> int:
-        """Examples of a step."""
+        """Examples of a step, or the most of one."""
+        return self.spec.accumulate * self._size
+
+    @property
+    def _size(self) -> int:
+        """Examples that the device sees at a time."""
         first = next((port for port in (*self._inputs, *self._targets) if port.shape), None)
-        return self.spec.accumulate * (first.shape[0] if first is not None else 1)
+        return first.shape[0] if first is not None else 1
 
     @property
     def ranks(self) -> Ranks | None:
@@ -157,8 +169,12 @@ class TrainingSession:
     @property
     def share(self) -> slice:
         """The examples of a batch that `step` takes on this rank."""
-        size, parts = self.batch // self.spec.accumulate, self._own_parts
-        return slice(parts.start * size, parts.stop * size)
+        return self.share_of(self.batch)
+
+    def share_of(self, examples: int) -> slice:
+        """The examples that `step` takes on this rank of a batch of so many, which need not be whole."""
+        sizes, parts = part_sizes(examples, self.spec.accumulate), self._own_parts
+        return slice(sum(sizes[: parts.start]), sum(sizes[: parts.stop]))
 
     @property
     def are_states_shared(self) -> bool:
@@ -185,13 +201,14 @@ class TrainingSession:
     def step(self, inputs: Arrays, targets: Arrays | None = None, lr: float | None = None) -> float:
         """Train on one batch; returns its loss before the step. `lr` overrides the optimizer's.
 
-        On several ranks each gives its `share` of the batch, and gets the loss of all of it.
+        On several ranks each gives its `share` of the batch, and gets the loss of all of it. Of a batch that
+        need not be whole there may be fewer examples: on several ranks each gives its `share_of` them.
 
         Raises UsageError HC577 for a batch of another size, HC581 for a label that the loss has no class for,
         or as `Session.run` does: HC551 and HC552 for names of other arrays; and DeviceError HC434 if a rank
         does not answer.
         """
-        parts = self._parts(inputs, targets, len(self._own_parts))
+        parts = self._parts(inputs, targets)
         number = self._step_count + 1
         learning_rate = self.spec.optimizer.lr if lr is None else lr
         values = self.spec.scalar_values(learning_rate, number)
@@ -201,10 +218,10 @@ class TrainingSession:
         # before the whole step is made, and sums never, so that every step begins with zeros
         made: dict[str, np.ndarray] = {}
         losses = []
-        for place, part in zip(self._own_parts, parts if self._all_reduce else parts[:-1], strict=False):
+        for place, feeds in zip(self._own_parts, parts if self._all_reduce else parts[:-1], strict=False):
             if self._overlap is not None:
                 self._overlap.is_last_part = place == self._own_parts[-1]
-            loss, results = self._run(ACCUMULATE, {**self._states, **made, **part}, self._draw(place))
+            loss, results = self._run(ACCUMULATE, {**self._states, **made, **feeds}, self._draw(place))
             made.update(results)
             losses.append(loss)
         if self._all_reduce is not None:
@@ -233,19 +250,34 @@ class TrainingSession:
     def evaluate(self, inputs: Arrays, targets: Arrays | None = None) -> Evaluation:
         """Loss and outputs without dropout and with BatchNorm's running statistics.
 
-        With the averages of parameters where the step keeps them. Of any number of whole parts of a batch.
+        With the averages of parameters where the step keeps them. Of any number of whole parts of a batch, or
+        of examples if batches need not be whole.
         Raises UsageError as `step` does.
         """
+        arrays, ports = self._arrays(inputs, targets), (*self._inputs, *self._targets)
+        if self.spec.is_partial:
+            examples = count_examples(arrays, ports, None)
+            full, rest = divmod(examples, self._size)
+            parts = padded_parts(arrays, ports, (self._size,) * full + (rest,) * bool(rest))
+        else:
+            parts = whole_parts(arrays, ports, None)
+            examples = sum(part.examples for part in parts)
         losses, outputs = [], []
         self._fetch()
         self._are_on_gpu = False  # the evaluation takes the memory
         states = {**self._states, **self._averages()}
-        for part in self._parts(inputs, targets, None):
-            loss, results = self._run(EVALUATE, {**states, **part}, 0)
-            losses.append(loss)
-            outputs.append(results)
+        for part in parts:
+            loss, results = self._run(EVALUATE, {**states, **self._feeds(part, examples)}, 0)
+            losses.append(loss * part.examples / self._size)
+            outputs.append({name: self._cut(name, array, part.examples) for name, array in results.items()})
         joined = {name: _join([results[name] for results in outputs]) for name in outputs[0]}
-        return Evaluation(math.fsum(losses) / len(losses), joined)
+        return Evaluation(math.fsum(losses) / (examples / self._size), joined)
+
+    def _cut(self, name: str, output: np.ndarray, examples: int) -> np.ndarray:
+        """What an output has of so many examples."""
+        axes = self._artifact.manifest.cuts.get(name, ())
+        kept = tuple(slice(examples if axis in axes else None) for axis in range(output.ndim))
+        return output[kept]
 
     # --------------------------------------------------------------------------------------- states
 
@@ -426,38 +458,39 @@ class TrainingSession:
                 self._placed[name][...] = value
         self._states = {**self._states, **values, **self._placed}
 
-    def _parts(
-        self, inputs: Arrays, targets: Arrays | None, count: int | None
-    ) -> list[dict[str, np.ndarray]]:
-        """The batch in parts of the size that the device sees: `count`, or as many as there are."""
+    def _parts(self, inputs: Arrays, targets: Arrays | None) -> list[dict[str, np.ndarray]]:
+        """What programs read of a batch in the parts of this rank."""
+        arrays, ports = self._arrays(inputs, targets), (*self._inputs, *self._targets)
+        if not self.spec.is_partial:
+            return [dict(part.arrays) for part in whole_parts(arrays, ports, len(self._own_parts))]
+        total = examples = count_examples(arrays, ports, self._size * len(self._own_parts))
+        parts = self.spec.accumulate
+        if self._all_reduce is not None:
+            total = sum(self._all_reduce.ranks.gather(examples))
+        elif examples < parts:
+            parts = examples
+        sizes = part_sizes(total, parts)[self._own_parts.start : self._own_parts.stop]
+        if sum(sizes) != examples or not min(sizes):
+            what = (
+                f"a batch of {total} examples in {parts} parts gives this rank {sum(sizes)}, not {examples}"
+            )
+            remedy = "give each rank its `share_of` a batch, which has an example for each part"
+            raise UsageError("HC577", what, remedy=remedy)
+        return [self._feeds(part, total) for part in padded_parts(arrays, ports, sizes)]
+
+    def _arrays(self, inputs: Arrays, targets: Arrays | None) -> dict[str, np.ndarray]:
         arrays = _named(inputs, self._inputs, "inputs") | _named(targets, self._targets, "targets")
-        known = [port.name for port in (*self._inputs, *self._targets)]
-        for name in arrays:
-            if name not in known:
-                remedy = f"inputs and targets are {', '.join(map(repr, known))}"
-                raise UsageError("HC551", f"unknown input {name!r}", remedy=remedy)
-        for port in (*self._inputs, *self._targets):  # all parts, before the first of them is gone through
-            array = np.asarray(arrays.get(port.name, ()))
-            if array.dtype.name == port.dtype:
-                check_labels(port.name, array, port.labels)
-        ports = [port for port in (*self._inputs, *self._targets) if port.shape]
-        counts = {len(arrays[p.name]) / max(p.shape[0], 1) for p in ports if p.name in arrays} or {1.0}
-        found = min(counts)
-        if len(counts) > 1 or found != int(found) or found < 1 or (count is not None and found != count):
-            sizes = ", ".join(f"{p.name!r} has {len(arrays[p.name])}" for p in ports if p.name in arrays)
-            size = ports[0].shape[0] * (count or 1)
-            many = "" if count else "a multiple of "
-            what = f"a batch has {many}{size} examples, and {sizes}"
-            raise UsageError("HC577", what, remedy="pass whole batches, or compile for another --batch")
-        rows = {port.name: port.shape[0] for port in ports}
+        check_arrays(arrays, (*self._inputs, *self._targets))
+        return arrays
 
-        def part(place: int) -> dict[str, np.ndarray]:
-            return {
-                name: array[place * rows[name] : (place + 1) * rows[name]] if name in rows else array
-                for name, array in arrays.items()
-            }
-
-        return [part(place) for place in range(int(found))]
+    def _feeds(self, part: Part, examples: int) -> dict[str, np.ndarray]:
+        """What programs read of a part of so many examples in all parts."""
+        manifest, feeds = self._artifact.manifest, dict(part.arrays)
+        feeds |= dict.fromkeys(manifest.sizes, np.array([part.examples], np.int64))
+        if manifest.share is not None:
+            share = part.examples * self.spec.accumulate / examples
+            feeds[manifest.share] = np.array(share, np.float32)
+        return feeds
 
     def _averages(self) -> dict[str, np.ndarray]:
         """By names of parameters, as the step has them; of states that were fetched."""

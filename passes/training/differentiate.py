@@ -64,24 +64,28 @@ def differentiate(
     loss: int = 0,
     update: Update | None = None,
     norm_parts: int = 1,
+    examples: str | None = None,
 ) -> Differentiated:
     """The gradient of the output at position `loss`, a scalar, with respect to inputs, by name.
 
     `update` is called when a parameter's gradient is complete, right after the last kernel that reads the
     old parameter; what it returns are the parameter's results. By default that is the gradient itself.
-    BatchNorm takes the statistics of `norm_parts` parts of a batch together, each of which a rank has.
+    BatchNorm takes the statistics of `norm_parts` parts of a batch together, each of which a rank has; or of
+    as many examples as the input of the name `examples` says.
 
     Requires: `main` normalised, straight-line, static shapes.
     Raises: ModelError HC160 where an operator between a parameter and the loss has no gradient, HC161 where
     the loss depends on no parameter, HC162 where it is not a scalar.
     """
-    return _Differentiator(program, parameters, norm_parts).run(
+    return _Differentiator(program, parameters, norm_parts, examples).run(
         loss, update or (lambda emitter, parameter, gradient: [gradient])
     )
 
 
 class _Differentiator:
-    def __init__(self, program: Program, parameters: Sequence[str], norm_parts: int) -> None:
+    def __init__(
+        self, program: Program, parameters: Sequence[str], norm_parts: int, examples: str | None
+    ) -> None:
         self.old = program
         inputs = {v.name: v for v in program.inputs}
         self.parameters = [inputs[name] for name in parameters]
@@ -90,7 +94,13 @@ class _Differentiator:
         )
         seed = relax.Var(SEED, relax.TensorType((), "int64")) if self.has_seed else None
         builder = ProgramBuilder([*inputs.values(), *([] if seed is None else [seed])])
-        self.reverse = Reverse(builder, seed=seed, active=set(self.parameters), norm_parts=norm_parts)
+        self.reverse = Reverse(
+            builder,
+            seed=seed,
+            active=set(self.parameters),
+            norm_parts=norm_parts,
+            examples=None if examples is None else inputs[examples],
+        )
         self.reverse.library = {g.name_hint: function for g, function in program.functions.items()}
         self.new = builder.take_parameters(program)
         self.adjoints: dict[relax.Var, relax.Expr] = {}

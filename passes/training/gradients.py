@@ -177,6 +177,8 @@ class Reverse(Emitter):
     """Random tensors emitted so far."""
     norm_parts: int = 1
     """Parts of a batch, each on a rank of its own, whose statistics BatchNorm takes together."""
+    examples: relax.Var | None = None
+    """How many of a batch there are, int64[1]: the others are padding; None if it is always whole."""
 
     def emit(self, expr: relax.Expr, hint: str = "") -> relax.Var:
         """As `Emitter.emit`; in the forward pass, what depends on a parameter is recorded."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from hybridc.errors import UsageError
 from hybridc.json_values import JsonValueError, each, flag, member, number, optional, size, text
+from hybridc.sizes import sizes_of
 
 NEW = "#new"
 """Behind the name of a state: that of a step's output which is its new value."""
@@ -87,6 +88,8 @@ class TrainingSpec:
     """Decay of the exponential moving average that is kept of each parameter; None: of none."""
     sync_batchnorm: bool = False
     """BatchNorm by the statistics of all parts of a batch, each of which is then on a rank of its own."""
+    is_partial: bool = False
+    """Whether a step may have fewer examples than the batch."""
 
     def __post_init__(self) -> None:
         if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
@@ -96,6 +99,9 @@ class TrainingSpec:
         if self.accumulate < 1 or (self.batch is not None and self.batch % self.accumulate):
             what = f"a batch of {self.batch} cannot be split into {self.accumulate} equal micro-batches"
             raise UsageError("HC573", what, remedy="--accumulate must divide --batch")
+        if self.is_partial and self.sync_batchnorm:
+            what = "--sync-batchnorm needs parts of a batch that are of one size"
+            raise UsageError("HC573", what, remedy="give --batch one number, or remove --sync-batchnorm")
 
     @property
     def synchronized_parts(self) -> int:
@@ -106,6 +112,11 @@ class TrainingSpec:
     def micro_batch(self) -> int | None:
         """Examples that the device sees at a time."""
         return None if self.batch is None else self.batch // self.accumulate
+
+    @property
+    def has_padding(self) -> bool:
+        """Whether what the device sees at a time may have fewer examples than it has room for."""
+        return self.is_partial and self.micro_batch != 1
 
     def scalar_values(self, learning_rate: float, step: int) -> dict[str, float]:
         """As `Optimizer.scalar_values`; the first parameters that a step makes are their own average."""
@@ -120,7 +131,7 @@ class TrainingSpec:
 def read_spec(
     loss: str | None,
     optimizer: str,
-    batch: int | None,
+    batch: int | str | range | None,
     accumulate: int,
     freeze: Sequence[str],
     clip_norm: float | None,
@@ -129,9 +140,36 @@ def read_spec(
 ) -> TrainingSpec:
     """What the Python API is told of a step. Raises UsageError HC570 or HC573."""
     terms = () if loss is None else parse_loss(loss)
+    size, is_partial = (None, False) if batch is None else batch_of(batch)
     return TrainingSpec(
-        terms, parse_optimizer(optimizer), batch, accumulate, tuple(freeze), clip_norm, ema, sync_batchnorm
+        terms,
+        parse_optimizer(optimizer),
+        size,
+        accumulate,
+        tuple(freeze),
+        clip_norm,
+        ema,
+        sync_batchnorm,
+        is_partial,
     )
+
+
+def batch_of(given: int | str | range) -> tuple[int, bool]:
+    """Examples a step from `64`, `"64"`, `"1..64"` or `range(1, 65)`, and whether there may be fewer.
+
+    Raises UsageError HC570.
+    """
+    if isinstance(given, str) and re.fullmatch(r"\d{1,10}", given, re.ASCII):
+        given = int(given)
+    if type(given) is int and given > 0:
+        return given, False
+    try:
+        sizes = None if isinstance(given, int) else sizes_of(given)
+    except UsageError:
+        sizes = None
+    if sizes is None or sizes.is_divided or sizes.intervals[0].low != 1:
+        raise _refusal(str(given), "batch", "write 64, or 1..64 for steps of at most so many examples")
+    return sizes.high, True
 
 
 def parse_clip_norm(text: str) -> float:
@@ -274,6 +312,9 @@ def spec_to_json(spec: TrainingSpec) -> dict[str, Any]:
 def spec_from_json(data: Any) -> TrainingSpec:
     """The inverse of `spec_to_json`. Raises JsonValueError with the path of the first wrong value."""
     batch, accumulate = member(data, "batch", optional(_positive)), member(data, "accumulate", _positive)
+    is_partial = member(data, "is_partial", flag, False)
+    if is_partial and batch is None:
+        raise JsonValueError("a batch that need not be whole has no largest size")
     if batch is not None and batch % accumulate:
         raise JsonValueError(f"a batch of {batch} has not {accumulate} equal parts")
     return TrainingSpec(
@@ -285,6 +326,7 @@ def spec_from_json(data: Any) -> TrainingSpec:
         clip_norm=member(data, "clip_norm", optional(_above_zero)),
         ema=member(data, "ema", optional(_decay)),
         sync_batchnorm=member(data, "sync_batchnorm", flag, False),
+        is_partial=is_partial,
     )
 
 

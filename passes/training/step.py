@@ -11,6 +11,9 @@ And a fourth where a batch is processed in parts, which may be on several ranks:
 - the update: from states and sums of gradients over all parts, returns the new states.
 
 Where gradients are clipped by their global norm, the step computes all of them before the new states.
+
+A batch that need not be whole is padded: what lies behind its examples is in no mean, and has no gradient.
+The model was read with an open batch dimension, so that no example depends on others but by such means.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ PARAMETER, STATISTIC, MOMENT, SUM = "parameter", "statistic", "moment", "sum"
 """Kinds of states: a weight, BatchNorm's running mean or variance, the optimizer's, a sum of gradients."""
 _GRADIENT = "gradient"
 """Suffix of what a step that clips computes first."""
+_SHARE = "#share"
+"""Of the input that a part's loss is multiplied by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,13 @@ class TrainingPrograms:
     """Name of the input, an int64, that dropout draws from: another one each step. None without dropout."""
     splits: Splits
     """Parameters and moments that are several states, by the names that the user has for them."""
+    sizes: tuple[str, ...]
+    """Names of the inputs, int64[1], that say how many examples there are; none if batches are whole."""
+    share: str | None
+    """Name of the input that is a part's number of examples over the mean of all parts'; None if there are no
+    parts, or all are alike."""
+    cuts: Mapping[str, tuple[int, ...]]
+    """By output of the evaluation, axes along which it has an entry for each example, and padding."""
 
 
 def training_programs(
@@ -103,6 +115,9 @@ def training_programs(
         scalars={name: network.extra[name].name for name in network.optimizer.scalars},
         seed=next((v.name for v in step.inputs if v.variable == SEED), None),
         splits=_splits_of_states(splits, ("", *network.optimizer.states)),
+        sizes=tuple(v.name for v in model.sizes),
+        share=network.share.name if network.share is not None else None,
+        cuts={v.name: tuple(axis for axis, _ in v.cuts) for v in model.outputs if v.cuts},
     )
 
 
@@ -147,6 +162,7 @@ class _Network:
     def of(model: ImportedModel, spec: TrainingSpec) -> _Network:
         terms = tuple((term, _output_position(term, model)) for term in spec.loss)
         (loss_name,) = unique_names([*(v.name for v in model.outputs), "loss"])[-1:]
+        _check_examples(model, spec, terms)
         network = _Network(model, spec, _optimizer(spec), terms, _targets(terms, model), loss_name)
         for value in model.inputs:
             if value.name in model.parameters:
@@ -165,6 +181,16 @@ class _Network:
         }
 
     @property
+    def examples(self) -> str | None:
+        """The variable that says how many examples of the batch there are; None if it is whole."""
+        return self.model.sizes[0].variable if self.spec.has_padding else None
+
+    @property
+    def share(self) -> ValueInfo | None:
+        """The input that a part's loss is multiplied by."""
+        return self.extra.get(_SHARE)
+
+    @property
     def parameters(self) -> list[ValueInfo]:
         """Inputs that gradients are with respect to."""
         return [v for v in self.model.inputs if v.name in self.states and v.variable not in self.statistics]
@@ -175,6 +201,8 @@ class _Network:
         wanted: dict[str, tuple[tuple[int, ...], str]] = {
             name: ((), "float32") for name in self.optimizer.scalars
         }
+        if self.spec.is_partial and self.spec.accumulate > 1:
+            wanted[_SHARE] = (), "float32"
         for parameter in self.parameters:
             for suffix, kind in self._suffixes():
                 name = f"{parameter.name}#{suffix}"
@@ -239,7 +267,8 @@ class _Network:
 
         sums = {v.variable: self.extra[f"{v.name}#sum"].variable for v in self.parameters}
         extra = [self.extra[f"{v.name}#sum"] for v in self.parameters]
-        return self._differentiated(extra, add, ("sum",))
+        shares = [self.share] if self.share is not None else []
+        return self._differentiated([*extra, *shares], add, ("sum",))
 
     def update(self, accumulation: ImportedModel) -> ImportedModel:
         """A step's end alone, of the parameters that have a gradient: the others have no sum to read."""
@@ -289,7 +318,7 @@ class _Network:
     def evaluation(self) -> ImportedModel:
         copy = NetworkCopy.of(self.program, self.targets)
         copy.run(evaluated)
-        outputs = copy.outputs()
+        outputs = copy.outputs()[: len(self.model.outputs)]
         loss = self._emit_loss(copy, outputs)
         program = copy.emitter.builder.finish([loss, *outputs], copy.functions())
         return self._imported(program, [self.loss_name, *(v.name for v in self.model.outputs)], self.targets)
@@ -302,6 +331,9 @@ class _Network:
         statistics: dict[str, relax.Expr] = {}
         copy.run(lambda c, call: with_statistics(c, call, statistics))
         loss = self._emit_loss(copy, copy.outputs())
+        if self.share is not None:
+            share = copy.emitter.inputs[self.share.variable]
+            loss = copy.emitter.emit(relax.op.multiply(loss, share), "loss")
         program = copy.emitter.builder.finish([loss, *statistics.values()], copy.functions())
         made = differentiate(
             program,
@@ -309,6 +341,7 @@ class _Network:
             loss=0,
             update=update,
             norm_parts=self.spec.synchronized_parts,
+            examples=self.examples,
         )
         names = {v.variable: v.name for v in self.model.inputs}
         changed = [names[variable] for variable in statistics]
@@ -321,10 +354,12 @@ class _Network:
     def _emit_loss(self, copy: NetworkCopy, outputs: Sequence[relax.Expr]) -> relax.Expr:
         if not self.terms:
             return outputs[0]
-        given = {v.name: v for v in copy.emitter.builder.inputs}
+        given = copy.emitter.inputs
+        examples = None if self.examples is None else given[self.examples]
         summands = []
         for (term, position), target in zip(self.terms, self.targets, strict=True):
-            value = _LOSSES[term.kind](copy.emitter, outputs[position], given[target.variable], term)
+            elements = _LOSSES[term.kind](copy.emitter, outputs[position], given[target.variable], term)
+            value = losses.mean(copy.emitter, elements, examples)
             if term.weight != 1.0:
                 value = copy.emitter.emit(relax.op.multiply(value, constant(term.weight, value)), "weighted")
             summands.append(value)
@@ -335,7 +370,7 @@ class _Network:
 
     def _imported(self, program: Program, outputs: list[str], more: Iterable[ValueInfo]) -> ImportedModel:
         """A program with the user's names, in the form of an imported model."""
-        infos = {v.variable: v for v in (*self.model.inputs, *more)}
+        infos = {v.variable: v for v in (*self.model.inputs, *self.model.sizes, *more)}
         variables = program.inputs
         results = [
             ValueInfo(name, getattr(value, "name", name), tensor_shape(value), tensor_dtype(value))
@@ -348,6 +383,8 @@ class _Network:
             inputs=tuple(infos[v.name] for v in variables),
             outputs=tuple(results),
             origins=program.origins,
+            counts=(),
+            sizes=(),
         )
 
 
@@ -384,6 +421,16 @@ def _output_position(term: LossTerm, model: ImportedModel) -> int:
         remedy = f"write {term.kind}(OUTPUT) with one of {', '.join(names)}"
         raise UsageError("HC574", what, where=model.source.name, remedy=remedy)
     return names.index(term.output)
+
+
+def _check_examples(model: ImportedModel, spec: TrainingSpec, terms: Sequence[tuple[LossTerm, int]]) -> None:
+    """Of a batch that need not be whole, each summand of the loss is of one entry for each example."""
+    for _, position in terms if spec.has_padding else ():
+        output = model.outputs[position]
+        if [axis for axis, _ in output.cuts] != [0]:
+            what = f"output {output.name!r} has not one entry for each example"
+            remedy = "name another output, or train on whole batches alone: give --batch one number"
+            raise UsageError("HC574", what, where=model.source.name, remedy=remedy)
 
 
 def _targets(terms: Sequence[tuple[LossTerm, int]], model: ImportedModel) -> tuple[ValueInfo, ...]:

@@ -8,6 +8,7 @@ from hybridc.errors import UsageError
 from hybridc.options import parse_count
 from hybridc.passes.training.spec import (
     TrainingSpec,
+    batch_of,
     parse_clip_norm,
     parse_decay,
     parse_loss,
@@ -42,7 +43,11 @@ def add_training(parser: argparse.ArgumentParser, program: str | None = None) ->
         " others; weight_decay, as in sgd:lr=0.1,momentum=0.9 (default: sgd:lr=0.01)",
     )
     group.add_argument(
-        "--batch", type=parse_count, metavar="N", help="examples per step (default: as in the model)"
+        "--batch",
+        type=batch_of,
+        metavar="N",
+        help="examples per step, or 1..N for steps of at most so many, such as the last one of an epoch"
+        " (default: as in the model)",
     )
     group.add_argument(
         "--accumulate",
@@ -94,10 +99,12 @@ def check_training(arguments: argparse.Namespace) -> None:
 
 def training_spec(arguments: argparse.Namespace) -> TrainingSpec:
     """What to train, as the options of `add_training` give it."""
+    batch, is_partial = arguments.batch or (None, False)
     return TrainingSpec(
         loss=arguments.loss or (),
+        batch=batch,
+        is_partial=is_partial,
         **({"optimizer": arguments.optimizer} if arguments.optimizer is not None else {}),
-        batch=arguments.batch,
         accumulate=arguments.accumulate or 1,
         freeze=tuple(arguments.freeze or ()),
         clip_norm=arguments.clip_norm,

@@ -19,6 +19,7 @@ from hybridc.frontend.expand.builder import (
     operand,
     shape_of,
 )
+from hybridc.labels import PADDING_LABEL
 
 
 def limit(x: ir.Value, number: float, build: Builder) -> ir.Value:
@@ -178,6 +179,27 @@ def pad(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]:
     fill = given(node, 2)
     x = ledger.filled(x, wider, build.like(x, 0) if fill is None else build.reshape(fill, []), build)
     return [ledger.mark(same(node, x, build)[0], found)]
+
+
+def likelihood_loss(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]:
+    """Of labels that are ignored in the padding, as the loss can do; a mean does not count them."""
+    scores, labels = operand(node, 0), operand(node, 1)
+    axes = ledger.axes(scores)
+    if 1 in axes or dict(ledger.axes(labels)) != {axis - (axis > 1): count for axis, count in axes.items()}:
+        raise Unsupported("of operands of different extents")
+    if ledger.axes(given(node, 2)):
+        raise Unsupported("with weights of a number that is not fixed")
+    ignored = node.attributes.get_int("ignore_index", PADDING_LABEL)
+    labels = ledger.filled(labels, ledger.axes(labels), build.like(labels, ignored), build)
+    attributes = {name: each.value for name, each in node.attributes.items()} | {"ignore_index": ignored}
+    results = build.ops(
+        node.op_type, [scores, labels, *node.inputs[2:]], attributes, results=len(node.outputs)
+    )
+    if node.attributes.get_string("reduction", "mean") == "none":
+        ledger.mark(results[0], ledger.axes(operand(node, 1)))
+    for logarithms in results[1:]:
+        ledger.mark(logarithms, axes)
+    return results
 
 
 def recurrence(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]:

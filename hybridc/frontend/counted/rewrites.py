@@ -25,6 +25,7 @@ from hybridc.frontend.expand.builder import (
 )
 from hybridc.frontend.expand.recurrent import RECURRENCE_OPERATOR
 from hybridc.frontend.values import constant_array
+from hybridc.labels import LOSS_NODES
 
 Rewrite = Callable[[ir.Node, Builder, Ledger], Sequence[ir.Value | None] | None]
 """As an expansion, and tells the ledger of results that are padded."""
@@ -171,6 +172,7 @@ REWRITES: Mapping[str, Rewrite] = {
     "GatherND": places.gather_nd,
     "GlobalAveragePool": windows.global_average,
     "GlobalMaxPool": windows.global_maximum,
+    **dict.fromkeys(LOSS_NODES, along.likelihood_loss),
     "LpNormalization": along.normalization,
     "MatMul": along.matmul,
     "MaxPool": windows.max_pool,

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from hybridc.frontend.counted.ledger import Axes, Ledger
 from hybridc.frontend.expand.builder import Unsupported, constant_of, dtype_of, operand, shape_of
+from hybridc.frontend.parameters import TRAINING_BATCH_NORM, TRAINING_DROPOUT
 from hybridc.frontend.values import static_shape
 
 Rule = Callable[[ir.Node, Sequence[Axes]], Sequence[Axes]]
@@ -168,6 +169,14 @@ def _triangle(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
     return [axes]
 
 
+def _batch_statistics(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
+    """Of a batch whose examples are counted where gradients are taken (`passes/training`)."""
+    axes = _only_first(node, taken)
+    if set(axes) != {0} or not isinstance(axes[0], int):
+        raise Unsupported(ALONG)
+    return [axes] * len(node.outputs)
+
+
 def _roi_align(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
     if taken[0] or dict(taken[1]) != dict(taken[2]) or set(taken[1]) != {0}:
         raise Unsupported("with regions and images of different numbers")
@@ -196,6 +205,8 @@ RULES: Mapping[str, Rule] = {
     "BatchNormalization": _by_channel,
     "Gemm": _gemm,
     "GridSample": _samples_of_all,
+    TRAINING_BATCH_NORM: _batch_statistics,
+    TRAINING_DROPOUT: elementwise,
     "OneHot": _one_hot,
     "PackedProduct": _packed_product,
     "RoiAlign": _roi_align,

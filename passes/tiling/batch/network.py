@@ -5,6 +5,7 @@ For operators the slice rules say it (`slice_rules`), for functions their blocks
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -37,9 +38,11 @@ def samples_of(program: Program) -> int | None:
 
 
 def data_of(program: Program) -> list[relax.Var]:
-    """Inputs that are neither scalars nor states, which have a new value of their type among the outputs."""
+    """Inputs that are neither single numbers nor states, which have a new value of their type among the
+    outputs."""
     types = {(tensor_shape(o), tensor_dtype(o)) for o in program.outputs}
-    return [v for v in program.inputs if tensor_shape(v) and (tensor_shape(v), tensor_dtype(v)) not in types]
+    inputs = (v for v in program.inputs if math.prod(tensor_shape(v)) > 1)
+    return [v for v in inputs if (tensor_shape(v), tensor_dtype(v)) not in types]
 
 
 class MicroBatches(Protocol):

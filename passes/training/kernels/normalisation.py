@@ -6,6 +6,9 @@ in those that scale and shift belong to. With x' = (x - mean) * rstd and g the g
     dx = rstd * (g - mean(g) - x' * mean(g * x'))        (Ioffe and Szegedy, 2015, section 3, simplified)
 
 What the backward pass keeps is the data and two numbers for each mean.
+
+Of a batch that need not be whole, kernels of BatchNorm read how many examples there are, int64[1]: those
+behind are in no mean, and get no gradient.
 """
 
 from __future__ import annotations
@@ -87,19 +90,29 @@ class Normalisation:
         """Axes that are not reduced."""
         return [axis for axis in range(len(self.shape)) if axis not in self.axes]
 
-    def means(self, x: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
+    def elements(self, examples: te.Tensor | None) -> tirx.Expr:
+        """What one mean is taken of, of so many examples."""
+        if examples is None:
+            return self.number(self.count)
+        return examples[0].astype(self.dtype) * self.number(self.count // self.shape[0])
+
+    def counted(self, examples: te.Tensor | None, at: Index, value: tirx.Expr) -> tirx.Expr:
+        """0 behind the last example."""
+        return value if examples is None else tirx.Select(at[0] < examples[0], value, self.number(0))
+
+    def means(self, x: te.Tensor, examples: te.Tensor | None = None) -> tuple[te.Tensor, te.Tensor]:
         """Mean and variance, which is the mean squared distance from the mean: it keeps its digits."""
-        count = self.number(self.count)
+        count = self.elements(examples)
         if not self.is_centered:
             mean = te.compute(extents(self.rows), lambda *i: self.number(0), name="mean")
             squares = self.total("squares", self.row_axes, lambda at: x[at] * x[at])
         else:
-            sums = self.total("sums", self.row_axes, lambda at: x[at])
+            sums = self.total("sums", self.row_axes, lambda at: self.counted(examples, at, x[at]))
             mean = te.compute(extents(self.rows), lambda *i: sums[i] / count, name="mean")
 
             def square(at: Index) -> tirx.Expr:
                 distance = x[at] - mean[self.row(at)]
-                return distance * distance
+                return self.counted(examples, at, distance * distance)
 
             squares = self.total("squares", self.row_axes, square)
         return mean, te.compute(extents(self.rows), lambda *i: squares[i] / count, name="variance")
@@ -117,16 +130,27 @@ def statistics(norm: Normalisation) -> tirx.PrimFunc:
     return te.create_prim_func([x, mean, norm.rstd(variance)])
 
 
-def batch_statistics(norm: Normalisation, momentum: float) -> tirx.PrimFunc:
+def batch_statistics(norm: Normalisation, momentum: float, *, is_counted: bool = False) -> tirx.PrimFunc:
     """As `statistics`, of data and running mean and variance, whose new values are two more results.
 
-    They take `momentum` of the batch's; its variance counts one element less, as in PyTorch.
+    They take `momentum` of the batch's; its variance counts one element less, as in PyTorch. If it
+    `is_counted` there is one more operand, the number of examples.
     """
-    x = norm.input("data", norm.shape)
+    x, examples = norm.input("data", norm.shape), _examples(is_counted)
     old_mean, old_variance = (norm.input(name, norm.rows) for name in ("running_mean", "running_variance"))
-    mean, variance = norm.means(x)
-    results = _running(norm, momentum, norm.count, mean, variance, old_mean, old_variance)
-    return te.create_prim_func([x, old_mean, old_variance, mean, norm.rstd(variance), *results])
+    mean, variance = norm.means(x, examples)
+    results = _running(norm, momentum, norm.elements(examples), mean, variance, old_mean, old_variance)
+    operands = [x, old_mean, old_variance, *_given(examples)]
+    return te.create_prim_func([*operands, mean, norm.rstd(variance), *results])
+
+
+def _examples(is_counted: bool) -> te.Tensor | None:
+    """The operand that says how many there are."""
+    return te.placeholder((1,), "int64", "examples") if is_counted else None
+
+
+def _given(examples: te.Tensor | None) -> list[te.Tensor]:
+    return [] if examples is None else [examples]
 
 
 def mean(norm: Normalisation) -> tirx.PrimFunc:
@@ -157,17 +181,24 @@ def running_statistics(norm: Normalisation, momentum: float, parts: int) -> tirx
     """
     names = ("mean", "variance", "running_mean", "running_variance")
     mean, variance, old_mean, old_variance = (norm.input(name, norm.rows) for name in names)
-    running = _running(norm, momentum, parts * norm.count, mean, variance, old_mean, old_variance)
+    running = _running(
+        norm, momentum, norm.number(parts * norm.count), mean, variance, old_mean, old_variance
+    )
     return te.create_prim_func([mean, variance, old_mean, old_variance, norm.rstd(variance), *running])
 
 
 def _running(
-    norm: Normalisation, momentum: float, count: int, mean: te.Tensor, variance: te.Tensor, *old: te.Tensor
+    norm: Normalisation,
+    momentum: float,
+    count: tirx.Expr,
+    mean: te.Tensor,
+    variance: te.Tensor,
+    *old: te.Tensor,
 ) -> list[te.Tensor]:
     """New running mean and variance, of the old ones: they take `momentum` of those of `count` elements."""
     old_mean, old_variance = old
     new, kept = norm.number(momentum), norm.number(1 - momentum)
-    unbiased = norm.number(momentum * count / max(count - 1, 1))
+    unbiased = new * count / tirx.max(count - norm.number(1), norm.number(1))
     return [
         te.compute(mean.shape, lambda *i: kept * old_mean[i] + new * mean[i], name="new_mean"),
         te.compute(
@@ -212,22 +243,25 @@ def parameter_gradients(norm: Normalisation) -> tirx.PrimFunc:
     return te.create_prim_func([x, dy, mean, rstd, scale, shift])
 
 
-def batch_data_gradient(norm: Normalisation) -> tirx.PrimFunc:
+def batch_data_gradient(norm: Normalisation, *, is_counted: bool = False) -> tirx.PrimFunc:
     """Data, dy, mean, rstd, scale and the gradients of scale and shift to dx.
 
-    Where scale and shift belong to a row, their gradients are the sums that dx asks for.
+    Where scale and shift belong to a row, their gradients are the sums that dx asks for. If it `is_counted`
+    there is one more operand, the number of examples.
     """
     x, dy, (mean, rstd) = norm.input("data", norm.shape), norm.input("dy", norm.shape), _rows(norm)
     scale, dscale, dshift = (norm.input(n, norm.parameters) for n in ("scale", "dscale", "dshift"))
-    count = norm.number(1 / norm.count)
+    examples = _examples(is_counted)
+    share = norm.number(1 / norm.count) if examples is None else norm.number(1) / norm.elements(examples)
 
     def body(*at: tirx.Var) -> tirx.Expr:
         c = norm.row(at)
         standard = (x[at] - mean[c]) * rstd[c]
-        return scale[c] * rstd[c] * (dy[at] - (dshift[c] + standard * dscale[c]) * count)
+        gradient = scale[c] * rstd[c] * (dy[at] - (dshift[c] + standard * dscale[c]) * share)
+        return norm.counted(examples, at, gradient)
 
     out = te.compute(x.shape, body, name="batch_norm_data_gradient")
-    return te.create_prim_func([x, dy, mean, rstd, scale, dscale, dshift, out])
+    return te.create_prim_func([x, dy, mean, rstd, scale, dscale, dshift, *_given(examples), out])
 
 
 def data_gradient(norm: Normalisation) -> tirx.PrimFunc:

@@ -45,8 +45,8 @@ def _batch_norm(reverse: Reverse, call: relax.Call) -> relax.Expr | None:
     else:
         made = reverse.call(
             ("batch_norm_statistics", norm, momentum),
-            lambda: kernels.batch_statistics(norm, momentum),
-            [data, running_mean, running_variance],
+            lambda: kernels.batch_statistics(norm, momentum, is_counted=reverse.examples is not None),
+            [data, running_mean, running_variance, *_examples(reverse)],
             [row] * 4,
         )
         mean, rstd, new_mean, new_variance = (reverse.item(made, i) for i in range(4))
@@ -91,6 +91,11 @@ def _part_of_statistics(reverse: Reverse, call: relax.Call, y: relax.Var, dy: ob
     return [None] * len(operands(call))
 
 
+def _examples(reverse: Reverse) -> list[relax.Expr]:
+    """One more operand of kernels that count them."""
+    return [] if reverse.examples is None else [reverse.examples]
+
+
 def _per_channel(call: relax.Call) -> Normalisation:
     shape = tensor_shape(call.args[0])
     channel = int(call.attrs.axis) % len(shape)
@@ -105,7 +110,7 @@ def _filled(value: float, norm: Normalisation) -> relax.Expr:
 @gradient("batch_norm_statistics")
 def _statistics(reverse: Reverse, call: relax.Call, y: relax.Var, dy: object) -> list[Gradient]:
     """What goes through mean and deviation is part of the gradient of `batch_norm`."""
-    return [None, None, None]
+    return [None] * len(operands(call))
 
 
 @gradient("batch_norm")
@@ -119,8 +124,8 @@ def _batch_norm_gradient(reverse: Reverse, call: relax.Call, y: relax.Var, dy: r
             sums = _means_of_ranks(reverse, sums)
         dx = reverse.call(
             ("batch_norm_data_gradient", norm),
-            lambda: kernels.batch_data_gradient(norm),
-            [data, dy, mean, rstd, scale, *sums],
+            lambda: kernels.batch_data_gradient(norm, is_counted=reverse.examples is not None),
+            [data, dy, mean, rstd, scale, *sums, *_examples(reverse)],
             relax.TensorType(norm.shape, norm.dtype),
         )
     return [dx, None, None, dscale, dshift]

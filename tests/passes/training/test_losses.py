@@ -12,27 +12,32 @@ from tvm import relax
 from hybridc.passes.program.program import ProgramBuilder
 from hybridc.passes.training.differentiate import differentiate
 from hybridc.passes.training.gradients import Emitter
-from hybridc.passes.training.losses import bce_with_logits, l1, mse, softmax_cross_entropy
+from hybridc.passes.training.losses import bce_with_logits, l1, mean, mse, softmax_cross_entropy
 from tests.support.gradients import compiled, normal
 
 Loss = Callable[..., relax.Expr]
 
 
-def _check(loss: Loss, oracle: Callable[..., Any], *values: np.ndarray) -> None:
-    """Value, and gradients of what is floating point, in float64."""
+def _check(loss: Loss, oracle: Callable[..., Any], *values: np.ndarray, examples: int | None = None) -> None:
+    """Value of the mean, of all elements or of so many examples, and gradients of what is floating point, in
+    float64."""
     torch = pytest.importorskip("torch")
     names = [f"value{i}" for i in range(len(values))]
     inputs = [
         relax.Var(n, relax.TensorType(v.shape, v.dtype.name)) for n, v in zip(names, values, strict=True)
     ]
-    emitter = Emitter(ProgramBuilder(inputs))
-    result = loss(emitter, *inputs)
+    count = relax.Var("examples", relax.TensorType((1,), "int64"))
+    emitter = Emitter(ProgramBuilder([*inputs, *([] if examples is None else [count])]))
+    result = mean(emitter, loss(emitter, *inputs), None if examples is None else count)
     program = emitter.builder.finish([result], dict(emitter.functions.values()))
     parameters = [n for n, v in zip(names, values, strict=True) if v.dtype.kind == "f"]
     made = differentiate(program, parameters)
-    found = compiled(made.program)(dict(zip(names, values, strict=True)))
+    feeds = dict(zip(names, values, strict=True))
+    found = compiled(made.program)(
+        feeds if examples is None else feeds | {"examples": np.array([examples], np.int64)}
+    )
     leaves = [torch.tensor(v, requires_grad=v.dtype.kind == "f") for v in values]
-    expected = oracle(torch.nn.functional, *leaves)
+    expected = oracle(torch.nn.functional, *(leaf[:examples] for leaf in leaves))
     expected.backward()
     np.testing.assert_allclose(found[0], expected.item(), rtol=1e-10)
     assert found[0].shape == ()
@@ -52,6 +57,20 @@ def test_softmax_cross_entropy(shape: tuple[int, ...], smoothing: float) -> None
         lambda F, x, t: F.cross_entropy(x, t, label_smoothing=smoothing),
         logits,
         targets,
+    )
+
+
+@pytest.mark.parametrize("examples", [1, 3, 4])
+def test_what_is_behind_the_examples_is_in_no_mean_and_has_no_gradient(examples: int) -> None:
+    x, t = normal(0, 4, 2, 3), normal(1, 4, 2, 3)
+    _check(mse, lambda F, x, t: F.mse_loss(x, t), x, t, examples=examples)
+    targets = np.random.default_rng(1).integers(0, 6, (4, 5))
+    _check(
+        softmax_cross_entropy,
+        lambda F, x, t: F.cross_entropy(x, t),
+        normal(2, 4, 6, 5),
+        targets,
+        examples=examples,
     )
 
 

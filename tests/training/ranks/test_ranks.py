@@ -22,7 +22,7 @@ from hybridc.ir import Device
 from hybridc.training.artifact import ACCUMULATE, EVALUATE, UPDATE
 from hybridc.training.checkpoint import FILE, read_checkpoint
 from tests.support.process import becomes_true
-from tests.training.conftest import BATCH, LOSS, OPTIMIZER, network
+from tests.training.conftest import BATCH, LOSS, OPTIMIZER, examples, network
 from tests.training.ranks.conftest import PARTS, finish, start
 
 CLI = ("-c", "import sys; from hybridc.cli import main; sys.exit(main())", "train")
@@ -56,6 +56,20 @@ def test_ranks_have_the_losses_of_one(count: int, parts_artifact: Path, data: Pa
     np.testing.assert_allclose(found, of_one_rank, rtol=1e-6)
     if count == 2:
         assert losses(count, parts_artifact, data, "--epochs", 5) == found
+
+
+def test_ranks_share_the_last_batch_of_an_epoch(tmp_path: Path) -> None:
+    """BatchNorm's statistics are those of parts, which are alike on any number of ranks."""
+    artifact, data = tmp_path / "step.hyb", tmp_path / "train.npz"
+    options: Any = {"loss": LOSS, "optimizer": OPTIMIZER, "batch": f"1..{BATCH}", "accumulate": PARTS}
+    hybridc.compile_training(network(), artifact, target="avx2", **options)
+    images, labels = examples(3 * BATCH + PARTS + 1)
+    np.savez(data, x=images, y=labels)
+    one = losses(1, artifact, data, "--epochs", 3)
+    assert len(one) == 12
+    np.testing.assert_allclose(losses(2, artifact, data, "--epochs", 3), one, rtol=1e-6)
+    np.savez(data, x=images[:-2], y=labels[:-2])  # fewer than parts: left out by several ranks
+    assert len(losses(2, artifact, data)) == 3 and len(losses(1, artifact, data)) == 4
 
 
 def test_bf16_on_the_wire_is_near(parts_artifact: Path, data: Path, of_one_rank: Any) -> None:
