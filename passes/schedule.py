@@ -50,6 +50,7 @@ def schedule_requests(
     threads: int = DEFAULT_THREADS,
     gpu: Processor | None = None,
     many_sizes: bool = False,
+    open_dimensions: bool = False,
 ) -> dict[str, Request]:
     """A request for each function of the program, by name, except those that are `known` already.
 
@@ -68,6 +69,7 @@ def schedule_requests(
             gpu=gpu,
             shared_constants=shared[name],
             many_sizes=many_sizes,
+            open_dimensions=open_dimensions,
         )
         for name, function in functions.items()
         if all((name, device) not in known for device in Device)

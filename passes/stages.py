@@ -214,6 +214,7 @@ def schedule_network(c: FusedNetwork, progress: Progress) -> ScheduledNetwork:
         threads=options.cpu_threads,
         gpu=options.machine.gpu,
         many_sizes=c.job.many_sizes,
+        open_dimensions=any(c.job.open_axes.values()),
     )
     scheduled = schedule_functions(requests, c.job.devices, progress.kernels, c.job.cache)
     if c.job.chooser is not None:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _Candidate = TypeVar("_Candidate")
 
+Rows = tuple[tuple[int, int], ...]
+"""The axes that a number of a row goes through, the outermost first: places, and how many elements of the
+result lie between two of them."""
 PRECISION = "precision"
 """Attribute of functions whose products may be computed in less than fp32; or `fp32`, if they are not to be
 though factors that tensor cores multiply lie in memory."""
@@ -50,6 +53,9 @@ class Request:
     many_sizes: bool = False
     """Whether kernels for other sizes of the data read the constants, too: a rule then packs them in a way
     that does not depend on the data's size, so that they are stored once."""
+    open_dimensions: bool = False
+    """Whether the data may have dimensions of which a run has less: a rule may name the numbers of rows then,
+    so that kernels count those that there are (`padding/rows.py`)."""
 
     @property
     def own_constants(self) -> frozenset[int]:
@@ -82,6 +88,8 @@ class Scheduled:
     workspace_bytes: tuple[int, ...] = ()
     choices: tuple[str, ...] = ()
     """Labels of the tiles that a measured search may try, the best predicted first."""
+    rows: Rows = ()
+    """Of the numbers of rows that the function names (`padding/rows.py`); empty if it names none."""
     family: str = OTHER_FAMILY
     """Kind of computation, one of FAMILIES, as the rule declares it; `select.schedule` sets it."""
 

@@ -21,7 +21,8 @@ from tvm.tirx import op
 
 from hybridc.schedules.padding.elements import OpenAxis, within_axis
 from hybridc.schedules.padding.intervals import Interval, Intervals, point
-from hybridc.schedules.rule import Scheduled
+from hybridc.schedules.padding.rows import is_number, own_rows, without_names
+from hybridc.schedules.rule import Rows, Scheduled
 from hybridc.schedules.safety.guard import as_loops
 from hybridc.schedules.safety.statements import Rebuilder, is_prefetch, remade, sequence, variables
 from hybridc.schedules.shapes import index_shape, shape_of
@@ -52,13 +53,32 @@ def with_sizes(
     results = function.params[inputs : inputs + len(padding)]
     # nobody asks for faults in padding
     free = {*function.params[:inputs], *(function.params[-1:] if scheduled.has_checks else ())}
-    skip = _Skip(dict(zip(results, padding, strict=True)), own, free, on_gpu=gpu is not None)
-    body = skip.statement(function.body)
+    extents = _extents_of_rows(scheduled.rows, padding[0], own) if len(padding) == 1 else None
+    body = function.body if extents is not None else without_names(function.body)
+    rows = None if extents is None else (scheduled.rows, extents)
+    skip = _Skip(dict(zip(results, padding, strict=True)), own, free, rows=rows, on_gpu=gpu is not None)
+    body = skip.statement(body)
     parameters = [*function.params[:inputs], *own.values(), *function.params[inputs:]]
     made = tirx.PrimFunc(parameters, body, function.ret_type, function.attrs, function.span)
     if skip.conditions:
         made = made.with_attr(_SKIPS, True)
     return replace(scheduled, function=made), skip.conditions > 0
+
+
+def _extents_of_rows(
+    rows: Rows, padding: Sequence[OpenAxis], sizes: Mapping[str, ir.Var]
+) -> list[ir.Expr | int] | None:
+    """What a run has of the axes that numbers of rows go through; None if that is always all."""
+    found: list[ir.Expr | int] = []
+    for extent, inner in rows:
+        size = next((own.size for own in padding if (own.inner, own.extent) == (inner, extent)), None)
+        if size is None:
+            found.append(extent)
+        else:
+            # whatever it is, no access leaves its buffer
+            given = tirx.BufferLoad(sizes[size], [tirx.const(0, "int64")])
+            found.append(tirx.max(tirx.min(given, tirx.const(extent, "int64")), tirx.const(1, "int64")))
+    return None if all(isinstance(own, int) for own in found) else found
 
 
 def skips_padding(function: tirx.PrimFunc) -> bool:
@@ -84,9 +104,12 @@ class _Skip(Rebuilder):
         sizes: Mapping[str, ir.Var],
         free: AbstractSet[ir.Var],
         *,
+        rows: tuple[Rows, Sequence[ir.Expr | int]] | None,
         on_gpu: bool,
     ) -> None:
         self.padding, self.sizes, self.on_gpu = padding, sizes, on_gpu
+        self.rows = rows
+        """What numbers of rows go through, and what a run has of it, if its own rows are counted."""
         self.free = free
         """Parameters of which nothing is read that the function has written."""
         self.intervals = Intervals()
@@ -96,6 +119,14 @@ class _Skip(Rebuilder):
         """Variables of loops over vectors, or that may become such."""
 
     # ------------------------------------------------------------------------- where conditions are put
+
+    def statement(self, node: tirx.Stmt) -> tirx.Stmt:
+        if self.rows is None or not isinstance(node, tirx.SeqStmt) or not any(map(is_number, node.seq)):
+            return super().statement(node)
+        made = super().statement(node)
+        assert isinstance(made, tirx.SeqStmt)
+        self.conditions += 1
+        return own_rows(made, *self.rows)
 
     def loop(self, node: tirx.For) -> tirx.Stmt:
         if self.on_gpu:
@@ -256,7 +287,7 @@ class _Skip(Rebuilder):
                 writes.is_known = False
 
     def _name(self, node: tirx.Bind) -> None:
-        value = self.intervals.of(node.value)
+        value = None if is_number(node) else self.intervals.of(node.value)
         if value is None:
             self.intervals.known.pop(node.var, None)
         else:

@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
 from hybridc.schedules.packing import Packing
-from hybridc.schedules.rule import Request, Scheduled
+from hybridc.schedules.rule import Request, Rows, Scheduled
 from hybridc.schedules.workspace import lift_workspace
 
 
@@ -299,10 +299,11 @@ def finish(
     rule: str,
     packings: Sequence[tuple[int, Packing]] = (),
     choices: Iterable[str] = (),
+    rows: Rows = (),
 ) -> Scheduled:
     """The result of a rule: what is left at the root becomes workspace parameters."""
     lifted, workspace_bytes = lift_workspace(function)
-    return Scheduled(lifted, rule, tuple(packings), workspace_bytes, tuple(choices))
+    return Scheduled(lifted, rule, tuple(packings), workspace_bytes, tuple(choices), rows)
 
 
 def result(request: Request, schedule: s_tir.Schedule, rule: str) -> Scheduled:

@@ -65,7 +65,8 @@ def schedule_vnni_product(
         stages, buffers = [*packing, dot.within(filled)], [*panels.buffers, words]
     body, sums = tile_loops(product, tile, panels, request)
     function = function_of(request.function, panels.params, [*stages, dot.within(body)], [*buffers, *sums])
-    return finish(function, rule, panels.packings, ranked)
+    rows = product.row_axes if request.open_dimensions else ()
+    return finish(function, rule, panels.packings, ranked, rows)
 
 
 def is_vnni_packed(product: Product, dot: Dot) -> bool:

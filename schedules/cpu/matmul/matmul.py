@@ -39,6 +39,7 @@ from hybridc.schedules.cpu.matmul.panel import copy_panel
 from hybridc.schedules.cpu.matmul.read import Product, is_constant_matrix, read_product
 from hybridc.schedules.cpu.matmul.strassen import accepts_strassen, strassen, strassen_cost
 from hybridc.schedules.packing import Packing
+from hybridc.schedules.padding.rows import named
 from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 
 TASKS = 32
@@ -95,7 +96,8 @@ def matmul(request: Request) -> Scheduled | None:
     candidates = _ranked(request, product)
     scheme, tile = pick(request, candidates)
     function, packings = scheme(request, product, tile)
-    return finish(function, matmul.__name__, packings, candidates)
+    rows = product.row_axes if request.open_dimensions else ()
+    return finish(function, matmul.__name__, packings, candidates, rows)
 
 
 def _ranked(request: Request, product: Product) -> dict[str, tuple[_Scheme, Tile]]:
@@ -236,7 +238,8 @@ def _tile_tasks(
     def task(point: Point) -> tirx.Stmt:
         b, group, panel, i = point
         block = group * integer(together) + i
-        body, buffers = _tile(product, tile, panels, _Place(b, panel, block, together))
+        place = _Place(b, panel, block, together)
+        body, buffers = _tile(product, tile, panels, place, has_names=request.open_dimensions)
         sums.extend(buffers)
         return when(block < integer(blocks), body, always=blocks % together == 0)
 
@@ -278,7 +281,7 @@ def _panel_tasks(
 
         def block(i: ir.Expr) -> tirx.Stmt:
             place = _Place(b, panel, group * integer(per_task) + i, blocks)
-            body, buffers = _tile(product, tile, panels, place)
+            body, buffers = _tile(product, tile, panels, place, has_names=request.open_dimensions)
             sums.extend(buffers)
             return body
 
@@ -300,13 +303,18 @@ def _blocks_per_task(product: Product, tile: Tile, threads: int) -> int:
     return max(ceil_div(blocks, groups), min(blocks, ceil_div(PACKED_ROWS, tile.rows)))
 
 
-def _tile(product: Product, tile: Tile, panels: Panels, place: _Place) -> tuple[tirx.Stmt, list[ir.Var]]:
+def _tile(
+    product: Product, tile: Tile, panels: Panels, place: _Place, *, has_names: bool
+) -> tuple[tirx.Stmt, list[ir.Var]]:
+    """With `has_names` numbers of rows are variables (`padding/rows.py`)."""
     rows, columns = product.rows, product.columns
     b, panel, block = place.b, place.panel, place.block
-    whole = rows % tile.rows == 0
+    whole = rows % tile.rows == 0 and not has_names
+    numbers = [block * integer(tile.rows) + integer(m) for m in range(tile.rows)]
+    names = [named(number) for number in numbers]
 
     def row(m: int) -> ir.Expr:
-        return block * integer(tile.rows) + integer(m)
+        return names[m][0] if has_names else numbers[m]
 
     def at(m: int) -> ir.Expr:
         return clamp(row(m), rows, inside=whole)
@@ -346,7 +354,8 @@ def _tile(product: Product, tile: Tile, panels: Panels, place: _Place) -> tuple[
         ahead.append(prefetch_next(element, depth * tile.columns, place.in_group, place.together))
     if panels.left is None and panels.copy is None:
         ahead += _next_rows(product, tile, place)
-    return gemm_kernel(tile, depth, access, ahead, dot=panels.dot)
+    body, sums = gemm_kernel(tile, depth, access, ahead, dot=panels.dot)
+    return sequence([*(naming for _, naming in names), body]) if has_names else body, sums
 
 
 def _next_rows(product: Product, tile: Tile, place: _Place) -> list[Ahead]:

@@ -14,7 +14,9 @@ from tvm import ir, s_tir, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import integer
 from hybridc.schedules.cpu.core.nest import Contraction, Nest, read_contraction, read_nest, substitute, uses
-from hybridc.schedules.rule import Request
+from hybridc.schedules.padding.elements import inner_extents
+from hybridc.schedules.rule import Request, Rows
+from hybridc.schedules.shapes import shape_of
 
 Values = Mapping[ir.Var, ir.Expr]
 
@@ -65,6 +67,21 @@ class Product:
     def rows_at(self, batch: ir.Expr, row: ir.Expr) -> dict[ir.Var, ir.Expr]:
         """The iterators of a row, which is counted through all its axes."""
         return {**self._unflatten(batch, self.batch), **self._unflatten(row, self.row)}
+
+    @property
+    def row_axes(self) -> Rows:
+        """What numbers of rows go through; empty if the result has not an axis for each of them."""
+        point = {v: v for v in (*self.batch, *self.row, self.column)}
+        indices = self.contraction.store({**point, self.k: integer(0)}, self.left).indices
+        own = [None if axis is None else indices[axis] for axis in self.permuted]
+        inner = inner_extents(shape_of(self.output))
+        found = []
+        for row in self.row:
+            places = [i for i, index in enumerate(own) if index is not None and index.same_as(row)]
+            if not places:
+                return ()
+            found.append((self.extent(row), inner[places[0]]))
+        return tuple(found)
 
     def left_at(self, batch: ir.Expr, row: ir.Expr, k: ir.Expr) -> ir.Expr:
         return _load(self.left, {**self.rows_at(batch, row), self.k: k})

@@ -33,6 +33,12 @@ def product() -> tuple[list[te.Tensor], te.Tensor]:
     return [a, b], topi.nn.relu(topi.nn.matmul(a, b))
 
 
+def product_of_groups() -> tuple[list[te.Tensor], te.Tensor]:
+    """With an axis that is always whole behind those of the rows."""
+    a, b, c = placeholders((BATCH, ROWS, 2, WIDTH), (WIDTH, WIDTH), (BATCH, ROWS, 2, WIDTH))
+    return [a, b, c], topi.add(topi.nn.matmul(a, b), c)
+
+
 def elements() -> tuple[list[te.Tensor], te.Tensor]:
     a, b = placeholders((BATCH, ROWS, WIDTH), (BATCH, ROWS, WIDTH))
     return [a, b], topi.add(topi.sigmoid(a), b)
@@ -51,6 +57,7 @@ def heads() -> tuple[list[te.Tensor], te.Tensor]:
 
 CASES: dict[str, tuple[Callable[[], tuple[list[te.Tensor], te.Tensor]], int]] = {
     "product": (product, 1),
+    "product of groups": (product_of_groups, 1),
     "elements": (elements, 1),
     "softmax": (softmax, 1),
     "heads": (heads, 2),
@@ -58,8 +65,10 @@ CASES: dict[str, tuple[Callable[[], tuple[list[te.Tensor], te.Tensor]], int]] = 
 """A function, and which axis of its result has the rows; the batch is axis 0."""
 
 
-def opened(function: tirx.PrimFunc, rows_axis: int) -> tuple[Scheduled, bool]:
-    made = schedule(Request(function, frozenset(), TARGET), Device.CPU)
+def opened(
+    function: tirx.PrimFunc, rows_axis: int, *, open_dimensions: bool = False
+) -> tuple[Scheduled, bool]:
+    made = schedule(Request(function, frozenset(), TARGET, open_dimensions=open_dimensions), Device.CPU)
     assert made is not None
     shape = [int(n) for n in function.params[-1].shape]
     inner = inner_extents(shape)
@@ -100,6 +109,58 @@ def test_what_is_real_is_right_and_most_padding_is_left(name: str, sizes: tuple[
     computed = (found != UNTOUCHED).mean()
     share = sizes[0] * sizes[1] / (BATCH * ROWS)
     assert computed <= share + 0.2 or share == 1
+
+
+@pytest.mark.parametrize("name", ["product", "product of groups"])
+@pytest.mark.parametrize("sizes", [(1, 5), (3, 33), (4, 95), (4, 96), (3, 1), (2, 1)])
+def test_rows_of_a_product_are_those_of_the_run_alone(name: str, sizes: tuple[int, int]) -> None:
+    inputs, result = CASES[name][0]()
+    function = te.create_prim_func([*inputs, result])
+    random = np.random.default_rng(1)
+    arrays = [random.standard_normal([int(n) for n in x.shape]).astype(np.float32) for x in inputs]
+    whole = schedule(Request(function, frozenset(), TARGET), Device.CPU)
+    named = schedule(Request(function, frozenset(), TARGET, open_dimensions=True), Device.CPU)
+    assert whole is not None and named is not None and named.rows and not whole.rows
+    expected = run(whole.function, arrays, None)
+    np.testing.assert_array_equal(run(named.function, arrays, None), expected)  # as it is measured
+    sized, skips = opened(function, 1, open_dimensions=True)
+    assert skips
+    found = run(sized.function, arrays, sizes)
+    np.testing.assert_array_equal(found[: sizes[0], : sizes[1]], expected[: sizes[0], : sizes[1]])
+    found[: sizes[0], : sizes[1]] = UNTOUCHED
+    assert np.all(found == UNTOUCHED)
+
+
+@pytest.mark.parametrize("sizes", [(3, 33), (4, 96), (1, 1)])
+def test_rows_may_take_the_place_of_what_is_added_to_them(sizes: tuple[int, int]) -> None:
+    """No row is computed twice where a tile has more than are left."""
+    inputs, result = product_of_groups()
+    function = te.create_prim_func([*inputs, result])
+    random = np.random.default_rng(2)
+    arrays = [random.standard_normal([int(n) for n in x.shape]).astype(np.float32) for x in inputs]
+    sized, _ = opened(function, 1, open_dimensions=True)
+    module = tvm.IRModule({"main": sized.function.with_attr("global_symbol", "main")})
+    fed = [tvm.runtime.tensor(each) for each in (*arrays, *(np.array([size]) for size in sizes))]
+    rest = [np.zeros([int(n) for n in p.shape], str(p.dtype)) for p in sized.function.params[len(fed) + 1 :]]
+    tvm.compile(module, target=LLVM)["main"](*fed, fed[2], *map(tvm.runtime.tensor, rest))
+    real = slice(sizes[0]), slice(sizes[1])
+    expected = arrays[0] @ arrays[1] + arrays[2]
+    np.testing.assert_allclose(fed[2].numpy()[real], expected[real], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("sizes", [(0, 5), (-1, -1), (2**40, 7), (5, 2**62)])
+def test_sizes_that_no_session_gives_lead_no_access_elsewhere(sizes: tuple[int, int]) -> None:
+    inputs, result = product()
+    function = te.create_prim_func([*inputs, result])
+    random = np.random.default_rng(3)
+    arrays = [random.standard_normal([int(n) for n in x.shape]).astype(np.float32) for x in inputs]
+    sized, _ = opened(function, 1, open_dimensions=True)
+    found, expected = run(sized.function, arrays, sizes), run(sized.function, arrays, (BATCH, ROWS))
+    inside = [min(max(size, 1), bound) for size, bound in zip(sizes, (BATCH, ROWS), strict=True)]
+    real = slice(inside[0]), slice(inside[1])
+    np.testing.assert_array_equal(found[real], expected[real])
+    found[real] = UNTOUCHED
+    assert np.all(found == UNTOUCHED)
 
 
 def test_a_result_that_is_not_padded_is_computed_whole() -> None:

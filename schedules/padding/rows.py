@@ -1,0 +1,95 @@
+"""Rows of a product, counted as a run has them: its own follow one another, whatever lies between them.
+
+In a bucket of 8 x 64 rows a run of 2 x 33 has the rows 0 to 32 and 64 to 96. Tiles of rows that follow the
+bucket would have padding at the end of each sample; so tiles are of the run's rows, 0 to 65, each of which is
+read and written where it lies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import tvm_ffi
+from tvm import ir, tirx
+
+from hybridc.schedules.rule import Rows
+from hybridc.schedules.safety.statements import Rebuilder, sequence
+
+ROW = "row"
+"""The name that a schedule binds numbers of rows to, those of a tile in ascending order in one sequence of
+statements. It reads and writes by them alone, and writes no row whose number is not less than all rows'."""
+
+
+def named(value: ir.Expr) -> tuple[ir.Var, tirx.Stmt]:
+    """A variable for the number of a row, and the statement that names it.
+
+    LLVM takes the value as it is, and knows only that it may be 0; TVM does not look through it, which would
+    else put the value back in the name's place.
+    """
+    dtype = str(value.ty.dtype)
+    variable = tirx.Var(ROW, dtype)
+    return variable, tirx.Bind(
+        variable, tirx.call_llvm_intrin(dtype, "llvm.expect", value, tirx.const(0, dtype))
+    )
+
+
+def is_number(node: tirx.Stmt) -> bool:
+    """Whether a statement names the number of a row."""
+    return isinstance(node, tirx.Bind) and node.var.name == ROW
+
+
+def own_rows(node: tirx.SeqStmt, rows: Rows, extents: Sequence[ir.Expr | int]) -> tirx.Stmt:
+    """A sequence that names numbers of rows, for a run of these `extents`, each at least 1.
+
+    Tiles behind the run's last row do nothing, and rows behind it are not written.
+    """
+    count = math.prod(extent for extent in extents if isinstance(extent, int))
+    total = _int32(count)
+    for extent in extents:
+        total = total if isinstance(extent, int) else total * _int32(extent)
+    first = next(inner for inner in node.seq if is_number(inner)).value.args[1]
+    made: list[tirx.Stmt] = []
+    for inner in node.seq:
+        if is_number(inner):
+            value = inner.value.args[1]
+            place = tirx.Cast(str(value.ty.dtype), _place(_int32(value), rows, extents))
+            beyond = tirx.const(math.prod(places for places, _ in rows), str(value.ty.dtype))
+            inner = tirx.Bind(inner.var, tirx.Select(_int32(value) < total, place, beyond))
+        made.append(inner)
+    return tirx.IfThenElse(_int32(first) < total, sequence(made), None)
+
+
+def _place(number: ir.Expr, rows: Rows, extents: Sequence[ir.Expr | int]) -> ir.Expr:
+    """Where the row of a number among the run's own lies. Divisions of 32 bits are much faster than of 64."""
+    axes = [(places, extent) for (places, _), extent in zip(rows, extents, strict=True) if places > 1]
+    if all(isinstance(extent, int) for _, extent in axes[1:]):
+        return number  # the run's own rows are the first ones
+    place, step = tirx.const(0, "int32"), 1
+    for i, (places, extent) in reversed(list(enumerate(axes))):
+        digit = tirx.Mod(number, _int32(extent)) if i else number
+        place, step = place + digit * tirx.const(step, "int32"), step * places
+        number = tirx.Div(number, _int32(extent)) if i else number
+    return place
+
+
+def _int32(value: ir.Expr | int) -> ir.Expr:
+    return tirx.const(value, "int32") if isinstance(value, int) else tirx.Cast("int32", value)
+
+
+class _Inliner(Rebuilder):
+    def __init__(self) -> None:
+        self.values: dict[ir.Var, ir.Expr] = {}
+
+    def binding(self, node: tirx.Bind) -> tirx.Stmt:
+        if not is_number(node):
+            return super().binding(node)
+        self.values[node.var] = node.value.args[1]
+        return tirx.Evaluate(tirx.const(0, "int32"))
+
+
+def without_names(body: tirx.Stmt) -> tirx.Stmt:
+    """The statement with numbers of rows in place of their names."""
+    inliner = _Inliner()
+    body = inliner.statement(body)
+    return tvm_ffi.structural_map(body, (ir.Var, lambda var: inliner.values.get(var, var)))
