@@ -221,6 +221,12 @@ def _train(session: TrainingSession, arguments: argparse.Namespace) -> int:
     ranks = session.ranks
     data, validation = loaded() if ranks is None else ranks.together(loaded)
     is_first = ranks is None or ranks.rank == 0
+    left = 0 if session.spec.is_partial else data.size % session.batch
+    if is_first and left and data.size > left and not arguments.json:
+        print(
+            f"{left} of {data.size:,} examples, others in each epoch, are left out: compile with"
+            f" --batch 1..{session.batch} for a last step of fewer"
+        )
     with (
         deferred_interrupts() as interrupts,
         _teller(arguments.epochs, is_quiet=arguments.json or not is_first) as teller,

@@ -108,7 +108,7 @@ class _Loop:
         self.progress = TrainingProgress(run.seed)
         if self.steps < 1:
             what = f"{data.size} examples are less than a batch of {session.batch}"
-            raise UsageError("HC579", what, remedy="give more, or compile for a smaller --batch")
+            raise UsageError("HC579", what, remedy=f"give more, or compile with --batch 1..{session.batch}")
 
     def run(self) -> TrainingProgress:
         self._begin()

@@ -289,6 +289,17 @@ def test_batches_are_written_in_many_ways() -> None:
             batch_of(wrong)
 
 
+def test_command_tells_what_it_leaves_out(
+    compiled: Compile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images, labels = examples(BATCH + 4)
+    np.savez(tmp_path / "train.npz", x=images, y=labels)
+    for batch, is_told in ((BATCH, True), (UP_TO_BATCH, False)):
+        assert main(["train", str(compiled(network, batch)), "--data", str(tmp_path / "train.npz")]) == 0
+        told = f"4 of 20 examples, others in each epoch, are left out: compile with --batch 1..{BATCH}"
+        assert (told in capsys.readouterr().out) == is_told
+
+
 def test_command_trains_on_all_examples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnx.save(network(dropout=0.1), tmp_path / "small.onnx")
     images, labels = examples(BATCH + 4)
