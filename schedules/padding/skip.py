@@ -54,7 +54,7 @@ def with_sizes(
     # nobody asks for faults in padding
     free = {*function.params[:inputs], *(function.params[-1:] if scheduled.has_checks else ())}
     extents = _extents_of_rows(scheduled.rows, padding[0], own) if len(padding) == 1 else None
-    body = function.body if extents is not None else without_names(function.body)
+    body = without_names(function.body) if scheduled.rows and extents is None else function.body
     rows = None if extents is None else (scheduled.rows, extents)
     skip = _Skip(dict(zip(results, padding, strict=True)), own, free, rows=rows, on_gpu=gpu is not None)
     body = skip.statement(body)
