@@ -20,7 +20,7 @@ from hybridc.codegen.assemble import contents_of
 from hybridc.codegen.generate import check_gpu, check_tools, generate_code
 from hybridc.compile_cache import Cache, compile_cache
 from hybridc.errors import ModelError
-from hybridc.frontend import find_refusals
+from hybridc.frontend import find_refusals, load_model
 from hybridc.options import CompileOptions, check_bf16_inference, check_bound_seconds, missing_output
 from hybridc.passes.buckets import (
     after,
@@ -31,7 +31,7 @@ from hybridc.passes.buckets import (
     with_shared_effort,
 )
 from hybridc.passes.fuse.fuse import refused_operators
-from hybridc.passes.import_model import import_model, open_dimensions_of
+from hybridc.passes.import_model import import_model, loaded, open_dimensions_of
 from hybridc.passes.instruction_sets import beside, together
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.planner.watch import Standing, Watch
@@ -69,7 +69,9 @@ def _compile(
 ) -> Compiled:
     check_bf16_inference(options)
     watch = Stopwatch(progress)
-    dimensions = open_dimensions_of(source, options)
+    with watch("import"):
+        model = loaded(source)
+    dimensions = open_dimensions_of(model, options)
     buckets = divided([each.sizes for each in dimensions])
     targets = options.target.of_each if path is not None else (options.target,)
     options = with_shared_effort(options, len(buckets) * len(targets))
@@ -82,10 +84,9 @@ def _compile(
         for bucket in reversed(buckets):  # of the largest sizes first: percentages are of what they need
             each = with_budgets(each, sets[0] if sets else networks)
             with watch("import"):
-                model, network = import_model(
-                    read.get(bucket, source), each, cache, dimensions, bucket, many_sizes=len(buckets) > 1
+                read[bucket], network = import_model(
+                    read.get(bucket, model), each, cache, dimensions, bucket, many_sizes=len(buckets) > 1
                 )
-            read[bucket] = model
             network = after(network, networks) if networks else beside(network, sets)
             network = with_measurements(network, watch.progress, chooser=tuner)
             if options.plan_timeout is not None:
@@ -132,10 +133,14 @@ def check_model(source: str | Path, options: CompileOptions) -> tuple[ModelError
 
     Nothing is scheduled, planned or compiled. Raises UsageError for options that do not fit the model.
     """
-    dimensions = open_dimensions_of(source, options)
+    try:
+        model = load_model(source)
+    except ModelError as error:
+        return (error,)
+    dimensions = open_dimensions_of(model, options)
     *_, largest = divided([each.sizes for each in dimensions])
     refused = find_refusals(
-        source,
+        model,
         shapes=dict(options.shapes),
         dims=dict(options.dims),
         values=dict(options.values),
@@ -146,7 +151,7 @@ def check_model(source: str | Path, options: CompileOptions) -> tuple[ModelError
     )
     if refused:
         return refused
-    _, network = import_model(source, options, None, dimensions, largest)
+    _, network = import_model(model, options, None, dimensions, largest)
     try:
         run_stages(network, NullProgress(), stop_after="fuse")
     except ModelError as error:
@@ -176,14 +181,15 @@ def plan_model(
     if bound_seconds is not None:
         check_bound_seconds(bound_seconds, options.target)
     progress = progress or NullProgress()
-    dimensions = open_dimensions_of(source, options)
+    model = loaded(source)
+    dimensions = open_dimensions_of(model, options)
     buckets = divided([each.sizes for each in dimensions])
     options = with_shared_effort(options, len(buckets))
     networks: list[PlannedNetwork] = []
     with compile_cache(options.cache) as cache:
         for bucket in reversed(buckets):
             each = with_budgets(options, networks)
-            _, network = import_model(source, each, cache, dimensions, bucket, many_sizes=len(buckets) > 1)
+            _, network = import_model(model, each, cache, dimensions, bucket, many_sizes=len(buckets) > 1)
             network = with_measurements(after(network, networks), progress)
             network = _watched(network, progress, listening)
             made = run_stages(network, progress, stop_after="verify", dump_ir=each.dump_ir)

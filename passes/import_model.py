@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybridc.compile_cache import Cache, NoCache
-from hybridc.frontend import ImportedModel, read_model
+from hybridc.frontend import ImportedModel, load_model, read_model
 from hybridc.frontend.ranges.opening import Dimension, open_dimensions
 from hybridc.options import CompileOptions
 from hybridc.passes.phases import ImportedNetwork, Job
@@ -19,7 +19,9 @@ from hybridc.sizes import Bucket
 if TYPE_CHECKING:
     import onnx
 
-    Model = str | Path | bytes | onnx.ModelProto | ImportedModel
+    from hybridc.frontend.load import Loaded
+
+    Model = str | Path | bytes | onnx.ModelProto | Loaded | ImportedModel
 
 
 def import_model(
@@ -74,8 +76,13 @@ def _open_axes(
     return found
 
 
-def open_dimensions_of(source: Model, options: CompileOptions) -> tuple[Dimension, ...]:
+def loaded(source: Model) -> Loaded | ImportedModel:
+    """The model as `import_model` takes it several times, for other sizes. Raises ModelError."""
+    return source if isinstance(source, ImportedModel) else load_model(source)
+
+
+def open_dimensions_of(model: Loaded | ImportedModel, options: CompileOptions) -> tuple[Dimension, ...]:
     """The dimensions that the options leave open. Raises ModelError or UsageError."""
-    if isinstance(source, ImportedModel):
+    if isinstance(model, ImportedModel):
         return ()
-    return open_dimensions(source, dict(options.shapes), dict(options.dims))
+    return open_dimensions(model.proto, dict(options.shapes), dict(options.dims))

@@ -4,6 +4,6 @@ Codes of refusals are listed in `hybridc.frontend.codes`.
 """
 
 from hybridc.frontend.model import ImportedModel, ModelFile, ValueInfo
-from hybridc.frontend.reader import find_refusals, read_model
+from hybridc.frontend.reader import find_refusals, load_model, read_model
 
-__all__ = ["ImportedModel", "ModelFile", "ValueInfo", "find_refusals", "read_model"]
+__all__ = ["ImportedModel", "ModelFile", "ValueInfo", "find_refusals", "load_model", "read_model"]

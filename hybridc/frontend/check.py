@@ -12,12 +12,11 @@ from hybridc.errors import ModelError
 from hybridc.frontend import codes
 from hybridc.frontend.expand.table import MICROSOFT, is_expanded
 from hybridc.frontend.load import Loaded
+from hybridc.frontend.tensors import MOST_DECIDING
 from hybridc.frontend.values import NARROW_TYPES, SUPPORTED_TYPES
 
 MAX_NODES = 200_000
 """Nodes after inlining: nested functions can ask for exponentially many."""
-_CHECKED_ELEMENTS = 1024
-"""Larger initializers are shown to the checker as inputs: their values decide no shape."""
 _DEFAULT_DOMAINS = ("", "ai.onnx")
 
 
@@ -194,7 +193,8 @@ def _sort_nodes(graph: GraphProto, name: str) -> None:
 
 
 def _run_onnx_checker(model: onnx.ModelProto, inputs: Iterable[ValueInfoProto], name: str) -> None:
-    """`onnx.checker` on a copy without large initializers, which it would serialise or look for on disk."""
+    """`onnx.checker` on a copy without large initializers, which it would serialise or look for on disk: they
+    are inputs, as their values decide no shape."""
     skeleton = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     skeleton.functions.extend(model.functions)
     skeleton.graph.name = model.graph.name or "graph"
@@ -208,7 +208,7 @@ def _run_onnx_checker(model: onnx.ModelProto, inputs: Iterable[ValueInfoProto], 
         elements = 1
         for dim in tensor.dims:
             elements *= dim
-        if elements <= _CHECKED_ELEMENTS and tensor.data_location != TensorProto.EXTERNAL:
+        if elements <= MOST_DECIDING and tensor.data_location != TensorProto.EXTERNAL:
             skeleton.graph.initializer.append(tensor)
         elif tensor.name not in known:
             info = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))

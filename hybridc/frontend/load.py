@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 from google.protobuf.message import DecodeError, EncodeError
 
 from hybridc.errors import ModelError
@@ -27,6 +29,14 @@ class Loaded:
     """Where external data may lie; None if the model did not come from a file."""
     unread: frozenset[str] = frozenset()
     """Initializers of which only shape and type count (`tensors.without_weights`)."""
+    weights: Mapping[str, ir.TensorProtocol] = field(default_factory=dict)
+    """Checked contents of initializers that `proto` has without (`tensors.with_weights_apart`)."""
+
+    def copy(self) -> Loaded:
+        """The same model, of which the other one keeps its own when this is changed. Weights are shared."""
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        return replace(self, proto=proto)
 
 
 def load(source: str | Path | bytes | onnx.ModelProto) -> Loaded:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -46,7 +45,7 @@ def promote(loaded: Loaded, is_trained: Chooser) -> dict[str, np.ndarray]:
             " match",
         )
     tensors = [tensor for tensor in graph.initializer if tensor.name in chosen]
-    values = {tensor.name: _value(tensor, loaded.folder) for tensor in tensors}
+    values = {tensor.name: _value(tensor, loaded) for tensor in tensors}
     kept = [tensor for tensor in graph.initializer if tensor.name not in chosen]
     del graph.initializer[:]
     graph.initializer.extend(kept)
@@ -77,11 +76,13 @@ def _statistics(graph: onnx.GraphProto) -> list[tuple[str, str]]:
     return [(node.input[3], node.input[4]) for node in nodes]
 
 
-def _value(tensor: TensorProto, folder: Path | None) -> np.ndarray:
+def _value(tensor: TensorProto, loaded: Loaded) -> np.ndarray:
+    if tensor.name in loaded.weights:
+        return loaded.weights[tensor.name].numpy()
     if tensor.data_location == TensorProto.EXTERNAL:
         external = ir.serde.deserialize_tensor(tensor)
-        assert isinstance(external, ir.ExternalTensor) and folder is not None
-        external.base_dir = folder
+        assert isinstance(external, ir.ExternalTensor) and loaded.folder is not None
+        external.base_dir = loaded.folder
         return external.numpy()
     return onnx.numpy_helper.to_array(tensor)
 

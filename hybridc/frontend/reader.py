@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,15 +29,26 @@ from hybridc.frontend.opsets import check_opset, modernize
 from hybridc.frontend.parameters import Chooser, check_export, promote
 from hybridc.frontend.ranges.opening import Dimension, Opening, at_bounds
 from hybridc.frontend.simplify import simplify
-from hybridc.frontend.tensors import check_tensors, without_weights
+from hybridc.frontend.tensors import check_tensors, with_weights_apart, without_weights
 from hybridc.frontend.values import NARROW_TYPES, dtype_name
 from hybridc.labels import Labels
 from hybridc.options import FixedShape, Shape, Size
 from hybridc.sizes import Bucket
 
+Source = str | Path | bytes | onnx.ModelProto | Loaded
+"""Where a model comes from, or what `load_model` made of it."""
+
+
+def load_model(source: Source) -> Loaded:
+    """The model as it is read again and again, for other sizes: it is loaded once. Raises as `load` does."""
+    if isinstance(source, Loaded):
+        return source
+    with _text_checked():
+        return with_weights_apart(load(source))
+
 
 def read_model(
-    source: str | Path | bytes | onnx.ModelProto,
+    source: Source,
     *,
     shapes: Mapping[str, Shape] = {},
     dims: Mapping[str, Size] = {},
@@ -60,9 +72,12 @@ def read_model(
     (the first that `refusals` note, if they are given), UsageError HC527 for values that are not of its
     inputs, and HC528 for bounds of no loop.
     """
-    try:
+    model = load_model(source)
+    with _text_checked():
         fixed = at_bounds(shapes, dims, dimensions, bucket)
-        loaded = load(source) if reads_weights else without_weights(load(source))
+        loaded = replace(model.copy(), weights={n: w for n, w in model.weights.items() if n not in values})
+        if not reads_weights:
+            loaded = without_weights(loaded)
         opening = None
         if dimensions:
             interface = interface_of(loaded.proto)
@@ -73,6 +88,12 @@ def read_model(
             opening = Opening(dimensions, bucket, shapes_at)
         named = fix_values(loaded.proto, loaded.source.name, values, fixed[1])
         return _read(loaded, fixed[0], named, bounds, parameters, refusals or codes.Refusals(), opening)
+
+
+@contextmanager
+def _text_checked() -> Iterator[None]:
+    try:
+        yield
     except UnicodeDecodeError as error:  # protobuf decodes text when it is looked at
         raise ModelError(
             codes.NOT_ONNX,
@@ -110,6 +131,7 @@ def _read(
         name,
         loaded.folder,
         unread=loaded.unread,
+        weights=loaded.weights,
         for_training=is_trained is not None,
         refusals=refusals,
         opening=opening,
@@ -162,7 +184,7 @@ def _input_shapes(
 
 
 def find_refusals(
-    source: str | Path | bytes | onnx.ModelProto,
+    source: Source,
     *,
     shapes: Mapping[str, Shape] = {},
     dims: Mapping[str, Size] = {},

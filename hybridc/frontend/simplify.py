@@ -24,7 +24,7 @@ from hybridc.frontend.folding import FoldAndExpand, origin
 from hybridc.frontend.parameters import TRAINING_BATCH_NORM, to_training_form
 from hybridc.frontend.ranges.follow import follow_sizes
 from hybridc.frontend.ranges.opening import Opening
-from hybridc.frontend.tensors import leave_unread
+from hybridc.frontend.tensors import leave_unread, put_weights
 from hybridc.frontend.values import constant_array, constant_attribute, static_shape
 from hybridc.garbage import uncollected
 from hybridc.sizes import Bucket
@@ -61,13 +61,15 @@ def simplify(
     folder: Path | None,
     *,
     unread: frozenset[str] = frozenset(),
+    weights: Mapping[str, ir.TensorProtocol] = {},
     for_training: bool = False,
     refusals: codes.Refusals | None = None,
     opening: Opening | None = None,
 ) -> ir.Model:
     """The same computation with fewer nodes, and none that calls a model-local function.
 
-    Initializers that are `unread` have placeholders for values.
+    Initializers have the contents that are `weights`, if they are apart from the model, and those that are
+    `unread` have placeholders.
     `for_training` keeps Dropout, and keeps it and BatchNorm in training form. Uses of operators that cannot
     be expanded go to `refusals` (ModelError HC114 or HC115), which raises the first unless told otherwise.
     With `opening` some axes of inputs are open, and the graph has an input for each size behind the model's.
@@ -81,7 +83,7 @@ def simplify(
     with _told(name):
         refusals = refusals or codes.Refusals()
         inlined = _inlined(
-            model, name, folder, unread, for_training=for_training, is_open=opening is not None
+            model, name, folder, unread, weights, for_training=for_training, is_open=opening is not None
         )
         if opening is None:
             return _Folding(inlined, name, for_training, refusals).simplified()
@@ -126,6 +128,7 @@ def _inlined(
     name: str,
     folder: Path | None,
     unread: frozenset[str],
+    weights: Mapping[str, ir.TensorProtocol],
     *,
     for_training: bool,
     is_open: bool,
@@ -135,6 +138,7 @@ def _inlined(
     graph = model.graph
     if folder is not None:
         ir.external_data.set_base_dir(graph, folder)
+    put_weights(graph, weights)
     leave_unread(graph, unread)
     _drop_initializer_inputs(graph)
     common.InlinePass()(model)

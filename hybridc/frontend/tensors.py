@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +23,8 @@ MAX_TENSOR_BYTES = 1 << 40
 """Of one tensor: 1 TiB is more than any machine that hybridc compiles for holds."""
 
 _OF_SHAPES = (TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64)
-_MOST_DECIDING = 1024
-"""Elements up to which such a tensor may hold shapes or axes, or choose between nodes."""
+MOST_DECIDING = 1024
+"""Elements up to which a tensor may hold shapes or axes, or choose between nodes."""
 
 # Elements that one entry of a typed field holds; complex numbers and strings are refused before.
 _FIELD_OF: dict[int, str] = {
@@ -47,7 +48,7 @@ def check_tensors(loaded: Loaded) -> None:
     graph = loaded.proto.graph
     for tensor in _initializers(graph, name):
         where = f"{name}: initializer {tensor.name!r}"
-        if tensor.name in loaded.unread:
+        if tensor.name in loaded.unread or tensor.name in loaded.weights:
             _size_bytes(tensor, where)
         else:
             _check_tensor(tensor, where, loaded.folder, is_initializer=True)
@@ -55,6 +56,46 @@ def check_tensors(loaded: Loaded) -> None:
         for attribute in node.attribute:
             where = f"{name}: node {node.name!r} ({node.op_type}), attribute {attribute.name!r}"
             _check_attribute(attribute, where)
+
+
+def with_weights_apart(loaded: Loaded) -> Loaded:
+    """The model, whose protobuf lacks the contents of large initializers: it takes little to copy.
+
+    Changes `loaded`. An initializer that `check_tensors` refuses stays as it is.
+    """
+    names = Counter(tensor.name for tensor in loaded.proto.graph.initializer)
+    large = [t for t in loaded.proto.graph.initializer if names[t.name] == 1 and _is_large(t, loaded.folder)]
+    weights = {tensor.name: _contents(tensor, loaded.folder) for tensor in large}
+    for tensor in large:
+        for field in ("raw_data", *_DATA_FIELDS):
+            tensor.ClearField(field)
+    return replace(loaded.copy(), weights=weights)  # the copy leaves behind what was cleared
+
+
+def _is_large(tensor: TensorProto, folder: Path | None) -> bool:
+    """Whether a tensor is valid, has more elements than may decide shapes, and each is of whole bytes."""
+    try:
+        _check_tensor(tensor, "", folder, is_initializer=True)
+    except ModelError:
+        return False
+    return math.prod(tensor.dims) > MOST_DECIDING and ir.DataType(tensor.data_type).bitwidth >= 8
+
+
+def _contents(tensor: TensorProto, folder: Path | None) -> ir.TensorProtocol:
+    """Without the protobuf, of external data as a map of the file."""
+    stored = ir.serde.deserialize_tensor(tensor)
+    if isinstance(stored, ir.ExternalTensor):
+        assert folder is not None
+        stored.base_dir = folder
+        return stored
+    return ir.Tensor(stored.numpy(), dtype=stored.dtype, name=stored.name)
+
+
+def put_weights(graph: ir.Graph, weights: Mapping[str, ir.TensorProtocol]) -> None:
+    """Give initializers the contents that `with_weights_apart` set apart."""
+    for name, tensor in weights.items():
+        if name in graph.initializers:
+            graph.initializers[name].const_value = tensor
 
 
 def without_weights(loaded: Loaded) -> Loaded:
@@ -72,7 +113,7 @@ def _may_decide(tensor: TensorProto) -> bool:
     if not known or tensor.data_type in _UNSUPPORTED or any(dim < 0 for dim in tensor.dims):
         return True  # to be refused
     elements = math.prod(tensor.dims)
-    return elements <= 1 or (tensor.data_type in _OF_SHAPES and elements <= _MOST_DECIDING)
+    return elements <= 1 or (tensor.data_type in _OF_SHAPES and elements <= MOST_DECIDING)
 
 
 def leave_unread(graph: ir.Graph, names: frozenset[str]) -> None:

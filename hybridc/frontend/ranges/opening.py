@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import onnx
 
 from hybridc.errors import UsageError
-from hybridc.frontend.load import load
 from hybridc.options import FixedShape, Shape, Size
 from hybridc.sizes import Bucket, Interval, Sizes
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FEW_SIZES = 8
 """Of a dimension in a bucket: the network is folded at each of them."""
@@ -69,18 +64,17 @@ def _roundest(interval: Interval) -> int:
 
 
 def open_dimensions(
-    source: str | Path | bytes | onnx.ModelProto, shapes: Mapping[str, Shape], dims: Mapping[str, Size]
+    model: onnx.ModelProto, shapes: Mapping[str, Shape], dims: Mapping[str, Size]
 ) -> tuple[Dimension, ...]:
     """The dimensions that are given more than one size, in the order of the model's inputs.
 
-    Raises UsageError HC512 where one is given two ranges, and as `load` does.
+    Raises UsageError HC512 where one is given two ranges.
     """
     named = {name: size for name, size in dims.items() if isinstance(size, Sizes)}
     ranged = {name: s for name, s in shapes.items() if any(isinstance(size, Sizes) for size in s)}
     if not named and not ranged:
         return ()
-    graph = load(source).proto.graph
-    inputs = {value.name: [d.dim_param for d in value.type.tensor_type.shape.dim] for value in graph.input}
+    inputs = {v.name: [d.dim_param for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
     axes: dict[str, list[tuple[str, int]]] = {}
     for name, shape in ranged.items():
         known = inputs.get(name, [])
