@@ -21,6 +21,7 @@ from hybridc.codegen.generate import check_gpu, check_tools, generate_code
 from hybridc.compile_cache import Cache, compile_cache
 from hybridc.errors import ModelError
 from hybridc.frontend import find_refusals, load_model
+from hybridc.garbage import collected_anew
 from hybridc.options import CompileOptions, check_bf16_inference, check_bound_seconds, missing_output
 from hybridc.passes.buckets import (
     after,
@@ -60,7 +61,7 @@ def compile_model(
 
     Raises HybridcError; nothing half written is left behind.
     """
-    with compile_cache(options.cache) as cache:
+    with compile_cache(options.cache) as cache, collected_anew():
         return _compile(source, _artifact_path(output, options), options, progress or NullProgress(), cache)
 
 
@@ -186,7 +187,7 @@ def plan_model(
     buckets = divided([each.sizes for each in dimensions])
     options = with_shared_effort(options, len(buckets))
     networks: list[PlannedNetwork] = []
-    with compile_cache(options.cache) as cache:
+    with compile_cache(options.cache) as cache, collected_anew():
         for bucket in reversed(buckets):
             each = with_budgets(options, networks)
             _, network = import_model(model, each, cache, dimensions, bucket, many_sizes=len(buckets) > 1)

@@ -17,3 +17,16 @@ def uncollected() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+
+
+@contextmanager
+def collected_anew() -> Iterator[None]:
+    """Only what is made meanwhile is looked at: not all that modules keep, again and again."""
+    is_outer = not gc.get_freeze_count()
+    if is_outer:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if is_outer:
+            gc.unfreeze()

@@ -31,6 +31,7 @@ from hybridc.frontend.ranges.opening import Dimension, Opening, at_bounds
 from hybridc.frontend.simplify import simplify
 from hybridc.frontend.tensors import check_tensors, with_weights_apart, without_weights
 from hybridc.frontend.values import NARROW_TYPES, dtype_name
+from hybridc.garbage import uncollected
 from hybridc.labels import Labels
 from hybridc.options import FixedShape, Shape, Size
 from hybridc.sizes import Bucket
@@ -73,7 +74,7 @@ def read_model(
     inputs, and HC528 for bounds of no loop.
     """
     model = load_model(source)
-    with _text_checked():
+    with _text_checked(), uncollected():  # a fifth of the time otherwise, and graphs of all sizes are kept
         fixed = at_bounds(shapes, dims, dimensions, bucket)
         loaded = replace(model.copy(), weights={n: w for n, w in model.weights.items() if n not in values})
         if not reads_weights:

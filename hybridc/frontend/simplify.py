@@ -26,7 +26,6 @@ from hybridc.frontend.ranges.follow import follow_sizes
 from hybridc.frontend.ranges.opening import Opening
 from hybridc.frontend.tensors import leave_unread, put_weights
 from hybridc.frontend.values import constant_array, constant_attribute, static_shape
-from hybridc.garbage import uncollected
 from hybridc.sizes import Bucket
 
 FOLD_INPUT_ELEMENTS = 8192
@@ -95,8 +94,7 @@ def simplify(
             return _Folding(shaped, name, for_training, codes.Refusals(), is_open=True).needed()
 
         folding = _Folding(inlined, name, for_training, refusals, is_open=True)
-        with uncollected():  # a fifth of the time otherwise, and the graphs of all sizes are kept meanwhile
-            folding.follow(opening, map(folded, opening.samples()[:-1]))
+        folding.follow(opening, map(folded, opening.samples()[:-1]))
         return folding.simplified()
 
 
