@@ -34,6 +34,8 @@ _READING_SIZES = ("Gather", "Slice")
 """Operators whose constants may depend on sizes: their rule looks at them."""
 _KNOWN_BY_EXTENTS = ("Expand", "Reshape", "Resize", "Tile")
 """Operators whose constants say no more than the extents of the result, which are checked."""
+_WITH_BODIES = ("If", "Loop", "Scan", "SequenceMap")
+"""Operators that have graphs for attributes."""
 _SHARED_BYTES = 4096
 """Constants that it pays to store once."""
 _SHAPED_AS_INPUT = ("GroupNormalization", TRAINING_BATCH_NORM, TRAINING_DROPOUT)
@@ -115,6 +117,9 @@ class FoldAndExpand(folding.FoldConstantsPass):
     def _folded(self, node: ir.Node, is_function: bool) -> folding.Replacement | None:
         """What the pass does, which computes each number anew; it still does so where that is not its only
         result."""
+        if self._is_only_inferred(node):
+            self._do_inference(node)
+            return None
         version, graph = self._opset_imports.get(node.domain, 0), node.graph
         known = computed(node, version) if isinstance(graph, ir.Graph) else None
         known = self._unread(node) if known is None else known
@@ -133,6 +138,19 @@ class FoldAndExpand(folding.FoldConstantsPass):
             if len(results) == 1 and results[0].const_value is not None:
                 note_computed(node, version, results[0].const_value.numpy())
         return replacement
+
+    def _is_only_inferred(self, node: ir.Node) -> bool:
+        """Whether the pass does no more with a node than to infer what its results are; takes what the pass
+        found to be equal for its operands."""
+        is_evaluated = (node.domain, node.op_type) in folding.registry.op_evaluators
+        if node.domain or node.op_type in _WITH_BODIES or is_evaluated:
+            return False
+        for position, value in enumerate(node.inputs):
+            same = self._state.get_sym_value(value)
+            if same is not None and isinstance(same, ir.Value):
+                node.replace_input_with(position, same)
+                self._modified = True
+        return any(value is not None and value.const_value is None for value in node.inputs)
 
     def _unread(self, node: ir.Node) -> np.ndarray | None:
         """A placeholder for what would be folded of weights that are not read."""
@@ -164,8 +182,7 @@ class FoldAndExpand(folding.FoldConstantsPass):
             return
         for output, result in zip(node.outputs, results, strict=True):
             if result is not None:
-                dtype, dims = result
-                shape = None if dims is None else ir.Shape(dims, frozen=True)
+                dtype, shape = result
                 try:
                     output.shape = folding._merge_shapes(output.shape, shape)
                 except ValueError:  # of another rank than the model states: the pass stops there, too

@@ -8,6 +8,7 @@ takes longer than to infer it.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Hashable
 from typing import NamedTuple
 
@@ -66,7 +67,8 @@ class Question(NamedTuple):
     """Which there are."""
 
 
-Answer = tuple[tuple[ir.DataType, Dims | None] | None, ...]
+Answer = tuple[tuple[ir.DataType, ir.Shape | None] | None, ...]
+"""The shapes are frozen: all values have the same one of whose nodes the same was asked."""
 
 
 def inferred(node: ir.Node, version: int) -> Answer | None:
@@ -96,9 +98,14 @@ def note_computed(node: ir.Node, version: int, result: np.ndarray) -> None:
         _results[question] = result
 
 
+def _is_small(tensor: ir.TensorProtocol) -> bool:
+    """Whether a constant may decide a shape. Its `size` takes longer: it makes an array of its shape."""
+    return math.prod(tensor.shape.dims) <= MOST_READ  # type: ignore[arg-type]
+
+
 def _is_of_few_numbers(node: ir.Node) -> bool:
     return len(node.outputs) == 1 and all(
-        value is None or (value.const_value is not None and value.const_value.size <= MOST_READ)
+        value is None or (value.const_value is not None and _is_small(value.const_value))
         for value in node.inputs
     )
 
@@ -126,7 +133,7 @@ def _operand(value: ir.Value) -> Operand | None:
         return None
     dims = None if value.shape is None else _dims(value.shape)
     known, constant = value.const_value, None
-    if known is not None and known.size <= MOST_READ:
+    if known is not None and _is_small(known):
         if known.dtype == ir.DataType.STRING:
             return None
         array = known.numpy()
@@ -169,10 +176,11 @@ def _type_proto(operand: Operand) -> onnx.TypeProto:
     return made
 
 
-def _tensor_type(made: onnx.TypeProto | None) -> tuple[ir.DataType, Dims | None] | None:
+def _tensor_type(made: onnx.TypeProto | None) -> tuple[ir.DataType, ir.Shape | None] | None:
     if made is None:
         return None
     if not made.HasField("tensor_type"):
         raise TypeError("not a tensor")
     shape = ir.serde.deserialize_type_proto_for_shape(made)
-    return ir.DataType(made.tensor_type.elem_type), None if shape is None else _dims(shape)
+    frozen = None if shape is None else ir.Shape(_dims(shape), frozen=True)
+    return ir.DataType(made.tensor_type.elem_type), frozen

@@ -198,6 +198,8 @@ class Ledger:
 
     def is_padded(self, node: ir.Node) -> bool:
         """Whether any operand is, or is a constant that depends on sizes."""
+        if not self._axes and not self._varying:
+            return False
         return any(self.axes(value) or self.varying(value) for value in node.inputs)
 
     def names(self, node: ir.Node) -> tuple[str, ...]:
