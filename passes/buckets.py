@@ -45,9 +45,10 @@ def _same_arrays(
 
     def shared(name: str, own: np.ndarray) -> np.ndarray:
         other = others.get(name)
-        if other is None or other.dtype != own.dtype or not np.array_equal(other, own):
+        if other is None or other.dtype != own.dtype:
             return own
-        return other
+        is_same = own.__array_interface__ == other.__array_interface__  # else all elements are looked at
+        return other if is_same or np.array_equal(other, own) else own
 
     return {name: shared(name, own) for name, own in weights.items()}
 
