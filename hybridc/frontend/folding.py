@@ -121,7 +121,8 @@ class FoldAndExpand(folding.FoldConstantsPass):
             self._do_inference(node)
             return None
         version, graph = self._opset_imports.get(node.domain, 0), node.graph
-        known = computed(node, version) if isinstance(graph, ir.Graph) else None
+        known = _shape_read(node)
+        known = computed(node, version) if known is None and isinstance(graph, ir.Graph) else known
         known = self._unread(node) if known is None else known
         if known is not None and isinstance(graph, ir.Graph):
             [output] = node.outputs
@@ -298,6 +299,15 @@ class FoldAndExpand(folding.FoldConstantsPass):
         error.__cause__, error.__suppress_context__ = cause, True
         self._refused.add(node)
         self.refusals.add(error, node)
+
+
+def _shape_read(node: ir.Node) -> np.ndarray | None:
+    """What a Shape returns, if that is known. The pass would make a node for it."""
+    source = node.inputs[0] if node.op_type == "Shape" and not node.domain else None
+    if source is None or source.shape is None:
+        return None
+    dims = source.shape[node.attributes.get_int("start", 0) : node.attributes.get_int("end", None)]
+    return np.array(dims, np.int64) if all(isinstance(dim, int) for dim in dims) else None
 
 
 def origin(node: ir.Node) -> str:
