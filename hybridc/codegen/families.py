@@ -13,6 +13,7 @@ multiplication; but for divisors of a task's number, which is divided a few time
 from __future__ import annotations
 
 import json
+import marshal
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -128,6 +129,8 @@ _TRUNCATING = {"prim.FloorDiv": "prim.Div", "prim.FloorMod": "prim.Mod"}
 _DIVISIONS = frozenset({*_TRUNCATING, *_TRUNCATING.values()})
 _UNKNOWN = frozenset({"ir.TensorLoad", "ir.Call", "prim.Sub"})
 """What depends on data, or might be negative."""
+_BY_CONTENT = 2
+"""The last version of Python's format in which equal objects always have the same bytes."""
 _FREE, _IMMEDIATE, _SHAPES = range(3)
 """Numbers below a node may differ; may differ but for its own operands; shape code."""
 
@@ -151,7 +154,7 @@ def families(functions: Mapping[str, tirx.PrimFunc]) -> tuple[Family, ...]:
     in the order of the functions. All functions are `flattened`.
     """
     flat = flattened(functions)
-    alike: dict[str, dict[str, _Form]] = defaultdict(dict)
+    alike: dict[str | bytes, dict[str, _Form]] = defaultdict(dict)
     with uncollected():  # a third of the time otherwise
         for name, function in flat.items():
             form = _form(function)
@@ -186,7 +189,7 @@ class _Form:
     places: list[int]
     """Of the numbers that do not shape code."""
     numbers: list[int]
-    skeleton: str
+    skeleton: bytes
     """The nodes without these numbers; empty if there are nodes that are not known."""
 
     def dtype(self, index: int) -> str:
@@ -217,7 +220,7 @@ def _form(function: tirx.PrimFunc) -> _Form:
     links = [_links(node) for node in nodes]
     uses = _uses(nodes, links, read["root_index"])
     if any(use and node["type"] not in _KNOWN for node, use in zip(nodes, uses, strict=True)):
-        return _Form([], [], [], "")
+        return _Form([], [], [], b"")
     made: list[_Node] = [{"type": "None"}]  # for spans
     hidden = [*made]
     places: list[int] = []
@@ -251,7 +254,7 @@ def _form(function: tirx.PrimFunc) -> _Form:
             hidden.append(made[-1])
     root = made[-1]["data"]
     root["ty"] = root["ret_type"]  # any type: its own says what the parameters say
-    return _Form(made, places, [made[place]["data"] for place in places], json.dumps(hidden))
+    return _Form(made, places, [made[place]["data"] for place in places], marshal.dumps(hidden, _BY_CONTENT))
 
 
 def _uses(nodes: Sequence[_Node], links: Sequence[_Links], root: int) -> list[dict[int, list[int]]]:
