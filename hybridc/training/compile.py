@@ -18,7 +18,7 @@ from hybridc.artifact.manifest import MANIFEST
 from hybridc.artifact.store import cannot_write, check_destination, put_in_place
 from hybridc.compiler import compile_model, plan_model
 from hybridc.errors import UsageError
-from hybridc.frontend import ImportedModel, read_model
+from hybridc.frontend import ImportedModel, load_model, read_model
 from hybridc.frontend.load import load
 from hybridc.frontend.ranges.opening import Dimension, open_dimensions
 from hybridc.options import (
@@ -93,15 +93,16 @@ def read_training_model(source: OnnxModel, options: CompileOptions, spec: Traini
     """
     options.check_fixed("training")
     shapes, dims = dict(options.shapes), dict(options.dims)
-    graph = load(source).proto.graph
+    loaded = load_model(source)
+    graph = loaded.proto.graph
     _check_patterns(spec, [tensor.name for tensor in graph.initializer])
     if spec.micro_batch is not None:
         _fix_batch(graph, spec, shapes, dims)
-    dimensions = open_dimensions(source, shapes, dims)
+    dimensions = open_dimensions(loaded.proto, shapes, dims)
     if spec.has_padding:
         _check_open(graph, dimensions)
     return read_model(
-        source,
+        loaded,
         shapes=shapes,
         dims=dims,
         values=dict(options.values),
