@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import tvm
+import tvm_ffi
 from tvm import s_tir, tirx
 
 from hybridc.checks import CHECKS
@@ -40,5 +41,20 @@ def flattened(functions: Mapping[str, tirx.PrimFunc]) -> dict[str, tirx.PrimFunc
         name: function.without_attr(CHECKS) if CHECKS in function.attrs else function
         for name, function in functions.items()
     }
-    made = tvm.ir.transform.Sequential([each() for each in _PASSES])(tvm.IRModule(bare))
+    loops = {name for name, function in bare.items() if _is_loops(function)}
+    made: dict[str, tirx.PrimFunc] = {}
+    for is_loops in (False, True):
+        chosen = {name: function for name, function in bare.items() if (name in loops) == is_loops}
+        # what has no blocks has been compacted; to do so again takes long where data decide an index
+        unneeded = s_tir.transform.CompactBufferAllocation if is_loops else None
+        passes = [each() for each in _PASSES if each is not unneeded]
+        module = tvm.ir.transform.Sequential(passes)(tvm.IRModule(chosen))
+        made |= {name: module[name] for name in chosen}
     return {name: made[name] for name in functions}
+
+
+def _is_loops(function: tirx.PrimFunc) -> bool:
+    """Whether there are no blocks in a function."""
+    found: list[s_tir.SBlock] = []
+    tvm_ffi.structural_walk(function.body, (s_tir.SBlock, found.append))
+    return not found

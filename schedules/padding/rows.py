@@ -21,17 +21,20 @@ ROW = "row"
 statements. It reads and writes by them alone, and writes no row whose number is not less than all rows'."""
 
 
-def named(value: ir.Expr) -> tuple[ir.Var, tirx.Stmt]:
-    """A variable for the number of a row, and the statement that names it.
+def named(value: ir.Expr, name: str) -> tuple[ir.Var, tirx.Stmt]:
+    """A variable of this name, and the statement that names a value so."""
+    variable = tirx.Var(name, str(value.ty.dtype))
+    return variable, tirx.Bind(variable, opaque(value))
 
-    LLVM takes the value as it is, and knows only that it may be 0; TVM does not look through it, which would
-    else put the value back in the name's place.
+
+def opaque(value: ir.Expr) -> ir.Expr:
+    """The value, which LLVM takes as it is, and knows only that it may be 0.
+
+    TVM does not look through it: it would else put the value back in a name's place, or take long to find the
+    bounds of what is indexed by it.
     """
     dtype = str(value.ty.dtype)
-    variable = tirx.Var(ROW, dtype)
-    return variable, tirx.Bind(
-        variable, tirx.call_llvm_intrin(dtype, "llvm.expect", value, tirx.const(0, dtype))
-    )
+    return tirx.call_llvm_intrin(dtype, "llvm.expect", value, tirx.const(0, dtype))
 
 
 def is_number(node: tirx.Stmt) -> bool:
@@ -55,9 +58,10 @@ def own_rows(node: tirx.SeqStmt, rows: Rows, extents: Sequence[ir.Expr | int]) -
             value = inner.value.args[1]
             place = tirx.Cast(str(value.ty.dtype), _place(_int32(value), rows, extents))
             beyond = tirx.const(math.prod(places for places, _ in rows), str(value.ty.dtype))
-            inner = tirx.Bind(inner.var, tirx.Select(_int32(value) < total, place, beyond))
+            place = tirx.Select(_int32(value) < total, place, beyond)
+            inner = tirx.Bind(inner.var, opaque(place))
         made.append(inner)
-    return tirx.IfThenElse(_int32(first) < total, sequence(made), None)
+    return tirx.IfThenElse(opaque(_int32(first) < total), sequence(made), None)
 
 
 def _place(number: ir.Expr, rows: Rows, extents: Sequence[ir.Expr | int]) -> ir.Expr:

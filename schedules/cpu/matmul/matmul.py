@@ -39,7 +39,7 @@ from hybridc.schedules.cpu.matmul.panel import copy_panel
 from hybridc.schedules.cpu.matmul.read import Product, is_constant_matrix, read_product
 from hybridc.schedules.cpu.matmul.strassen import accepts_strassen, strassen, strassen_cost
 from hybridc.schedules.packing import Packing
-from hybridc.schedules.padding.rows import named
+from hybridc.schedules.padding.rows import ROW, named, opaque
 from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 
 TASKS = 32
@@ -311,13 +311,15 @@ def _tile(
     b, panel, block = place.b, place.panel, place.block
     whole = rows % tile.rows == 0 and not has_names
     numbers = [block * integer(tile.rows) + integer(m) for m in range(tile.rows)]
-    names = [named(number) for number in numbers]
+    names = [named(number, ROW) for number in numbers]
+    # to simplify indices with a minimum in them takes TVM much longer
+    places = [named(tirx.min(name, integer(rows - 1)), "place") for name, _ in names]
 
     def row(m: int) -> ir.Expr:
         return names[m][0] if has_names else numbers[m]
 
     def at(m: int) -> ir.Expr:
-        return clamp(row(m), rows, inside=whole)
+        return places[m][0] if has_names else clamp(row(m), rows, inside=whole)
 
     def left(k: ir.Expr, m: int) -> ir.Expr:
         return product.left_at(b, at(m), k) if panels.left is None else panels.left(at(m), k)
@@ -335,13 +337,14 @@ def _tile(
     def write(sum_at: Element) -> tirx.Stmt:
         def vector(m: int, v: ir.Expr) -> tirx.Stmt:
             def element(column: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
-                return product.store(b, at(m), column, sum_at(m, v, lane))
+                return product.store(b, row(m) if has_names else at(m), column, sum_at(m, v, lane))
 
             return write_columns(panel * integer(tile.columns), columns, tile, v, element)
 
         def each(m: int) -> tirx.Stmt:
             vectors = unrolled(tile.width, lambda v: vector(m, v))
-            return when(row(m) < integer(rows), vectors, always=whole)
+            is_there = row(m) < integer(rows)
+            return when(opaque(is_there) if has_names else is_there, vectors, always=whole)
 
         return sequence([each(m) for m in range(tile.rows)])
 
@@ -355,7 +358,7 @@ def _tile(
     if panels.left is None and panels.copy is None:
         ahead += _next_rows(product, tile, place)
     body, sums = gemm_kernel(tile, depth, access, ahead, dot=panels.dot)
-    return sequence([*(naming for _, naming in names), body]) if has_names else body, sums
+    return sequence([*(naming for _, naming in (*names, *places)), body]) if has_names else body, sums
 
 
 def _next_rows(product: Product, tile: Tile, place: _Place) -> list[Ahead]:
