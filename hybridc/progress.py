@@ -77,16 +77,19 @@ def listener(callback: Callback | None) -> Progress:
 
 
 class Stopwatch:
-    """Measures the parts of a compilation, and announces each to `progress`."""
+    """Measures the parts of a compilation, and announces each to `progress`, once if it goes on."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
+        self._last = ""
         self.seconds: dict[str, float] = {}
         """Wall time of each part that is finished; of one that is repeated, together."""
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
-        self.progress.stage(part)
+        if part != self._last:
+            self.progress.stage(part)
+        self._last = part
         start = time.perf_counter()
         yield
         self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
