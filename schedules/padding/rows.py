@@ -28,18 +28,18 @@ def named(value: ir.Expr, name: str) -> tuple[ir.Var, tirx.Stmt]:
 
 
 def opaque(value: ir.Expr) -> ir.Expr:
-    """The value, which LLVM takes as it is, and knows only that it may be 0.
+    """The value, which LLVM takes as it is, and is told that it is probably true, or 0.
 
     TVM does not look through it: it would else put the value back in a name's place, or take long to find the
     bounds of what is indexed by it.
     """
     dtype = str(value.ty.dtype)
-    return tirx.call_llvm_intrin(dtype, "llvm.expect", value, tirx.const(0, dtype))
+    return tirx.call_llvm_intrin(dtype, "llvm.expect", value, tirx.const(int(dtype == "bool"), dtype))
 
 
 def is_number(node: tirx.Stmt) -> bool:
     """Whether a statement names the number of a row."""
-    return isinstance(node, tirx.Bind) and node.var.name == ROW
+    return isinstance(node, tirx.Bind) and node.var.name == ROW and isinstance(node.value, ir.Call)
 
 
 def own_rows(node: tirx.SeqStmt, rows: Rows, extents: Sequence[ir.Expr | int]) -> tirx.Stmt:
