@@ -8,7 +8,9 @@ read and written where it lies.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
+from functools import reduce
 
 import tvm_ffi
 from tvm import ir, tirx
@@ -42,20 +44,22 @@ def is_number(node: tirx.Stmt) -> bool:
     return isinstance(node, tirx.Bind) and node.var.name == ROW and isinstance(node.value, ir.Call)
 
 
+def _value(node: tirx.Bind) -> ir.Expr:
+    """What `named` was given."""
+    return node.value.args[1]
+
+
 def own_rows(node: tirx.SeqStmt, rows: Rows, extents: Sequence[ir.Expr | int]) -> tirx.Stmt:
     """A sequence that names numbers of rows, for a run of these `extents`, each at least 1.
 
     Tiles behind the run's last row do nothing, and rows behind it are not written.
     """
-    count = math.prod(extent for extent in extents if isinstance(extent, int))
-    total = _int32(count)
-    for extent in extents:
-        total = total if isinstance(extent, int) else total * _int32(extent)
-    first = next(inner for inner in node.seq if is_number(inner)).value.args[1]
+    total = reduce(operator.mul, map(_int32, extents))
+    first = _value(next(inner for inner in node.seq if is_number(inner)))
     made: list[tirx.Stmt] = []
     for inner in node.seq:
         if is_number(inner):
-            value = inner.value.args[1]
+            value = _value(inner)
             place = tirx.Cast(str(value.ty.dtype), _place(_int32(value), rows, extents))
             beyond = tirx.const(math.prod(places for places, _ in rows), str(value.ty.dtype))
             place = tirx.Select(_int32(value) < total, place, beyond)
@@ -88,7 +92,7 @@ class _Inliner(Rebuilder):
     def binding(self, node: tirx.Bind) -> tirx.Stmt:
         if not is_number(node):
             return super().binding(node)
-        self.values[node.var] = node.value.args[1]
+        self.values[node.var] = _value(node)
         return tirx.Evaluate(tirx.const(0, "int32"))
 
 

@@ -65,6 +65,14 @@ CASES: dict[str, tuple[Callable[[], tuple[list[te.Tensor], te.Tensor]], int]] = 
 """A function, and which axis of its result has the rows; the batch is axis 0."""
 
 
+def drawn(name: str, seed: int) -> tuple[tirx.PrimFunc, list[np.ndarray]]:
+    """A function, and operands for it."""
+    inputs, result = CASES[name][0]()
+    random = np.random.default_rng(seed)
+    arrays = [random.standard_normal([int(n) for n in x.shape]).astype(np.float32) for x in inputs]
+    return te.create_prim_func([*inputs, result]), arrays
+
+
 def opened(
     function: tirx.PrimFunc, rows_axis: int, *, open_dimensions: bool = False
 ) -> tuple[Scheduled, bool]:
@@ -89,11 +97,7 @@ def run(function: tirx.PrimFunc, arrays: list[np.ndarray], sizes: tuple[int, int
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("sizes", [(1, 5), (2, 48), (4, 96), (3, 1)])
 def test_what_is_real_is_right_and_most_padding_is_left(name: str, sizes: tuple[int, int]) -> None:
-    made, rows_axis = CASES[name]
-    inputs, result = made()
-    function = te.create_prim_func([*inputs, result])
-    random = np.random.default_rng(0)
-    arrays = [random.standard_normal([int(n) for n in x.shape]).astype(np.float32) for x in inputs]
+    (_, rows_axis), (function, arrays) = CASES[name], drawn(name, 0)
     whole = schedule(Request(function, frozenset(), TARGET), Device.CPU)
     assert whole is not None
     expected = run(whole.function, arrays, None)
@@ -114,10 +118,7 @@ def test_what_is_real_is_right_and_most_padding_is_left(name: str, sizes: tuple[
 @pytest.mark.parametrize("name", ["product", "product of groups"])
 @pytest.mark.parametrize("sizes", [(1, 5), (3, 33), (4, 95), (4, 96), (3, 1), (2, 1)])
 def test_rows_of_a_product_are_those_of_the_run_alone(name: str, sizes: tuple[int, int]) -> None:
-    inputs, result = CASES[name][0]()
-    function = te.create_prim_func([*inputs, result])
-    random = np.random.default_rng(1)
-    arrays = [random.standard_normal([int(n) for n in x.shape]).astype(np.float32) for x in inputs]
+    function, arrays = drawn(name, 1)
     whole = schedule(Request(function, frozenset(), TARGET), Device.CPU)
     named = schedule(Request(function, frozenset(), TARGET, open_dimensions=True), Device.CPU)
     assert whole is not None and named is not None and named.rows and not whole.rows
@@ -134,10 +135,7 @@ def test_rows_of_a_product_are_those_of_the_run_alone(name: str, sizes: tuple[in
 @pytest.mark.parametrize("sizes", [(3, 33), (4, 96), (1, 1)])
 def test_rows_may_take_the_place_of_what_is_added_to_them(sizes: tuple[int, int]) -> None:
     """No row is computed twice where a tile has more than are left."""
-    inputs, result = product_of_groups()
-    function = te.create_prim_func([*inputs, result])
-    random = np.random.default_rng(2)
-    arrays = [random.standard_normal([int(n) for n in x.shape]).astype(np.float32) for x in inputs]
+    function, arrays = drawn("product of groups", 2)
     sized, _ = opened(function, 1, open_dimensions=True)
     module = tvm.IRModule({"main": sized.function.with_attr("global_symbol", "main")})
     fed = [tvm.runtime.tensor(each) for each in (*arrays, *(np.array([size]) for size in sizes))]
@@ -150,10 +148,7 @@ def test_rows_may_take_the_place_of_what_is_added_to_them(sizes: tuple[int, int]
 
 @pytest.mark.parametrize("sizes", [(0, 5), (-1, -1), (2**40, 7), (5, 2**62)])
 def test_sizes_that_no_session_gives_lead_no_access_elsewhere(sizes: tuple[int, int]) -> None:
-    inputs, result = product()
-    function = te.create_prim_func([*inputs, result])
-    random = np.random.default_rng(3)
-    arrays = [random.standard_normal([int(n) for n in x.shape]).astype(np.float32) for x in inputs]
+    function, arrays = drawn("product", 3)
     sized, _ = opened(function, 1, open_dimensions=True)
     found, expected = run(sized.function, arrays, sizes), run(sized.function, arrays, (BATCH, ROWS))
     inside = [min(max(size, 1), bound) for size, bound in zip(sizes, (BATCH, ROWS), strict=True)]
