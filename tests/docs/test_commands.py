@@ -213,7 +213,7 @@ def test_open_dimensions_of_the_usage_page(tmp_path: Path) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.save(model, tmp_path / "open.onnx")
     ran = [words for words in commands(USAGE) if {"open.onnx", "open.hyb"} & set(words)]
-    assert [words[1] for words in ran] == ["compile", "run", "plan"]
+    assert [words[1] for words in ran] == ["compile", "run", "plan", "plan"]
     for words in ran:
         run(tmp_path, "-m", "hybridc.cli", *small(words))
     [script] = [block for block in scripts(USAGE) if "open.onnx" in block]
