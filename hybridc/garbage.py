@@ -19,14 +19,21 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
+_SELDOM = (100_000, 50, 100)
+"""Thresholds of collections. Graphs of a network are circles of objects, a few thousand each; Python looks
+for circles after every 700 objects, and a tenth of the time that eight buckets take to compile goes there."""
+
+
 @contextmanager
 def collected_anew() -> Iterator[None]:
-    """Only what is made meanwhile is looked at: not all that modules keep, again and again."""
-    is_outer = not gc.get_freeze_count()
+    """Only what is made meanwhile is looked at, and seldom: not all that modules keep, again and again."""
+    is_outer, thresholds = not gc.get_freeze_count(), gc.get_threshold()
     if is_outer:
         gc.freeze()
+    gc.set_threshold(*_SELDOM)
     try:
         yield
     finally:
+        gc.set_threshold(*thresholds)
         if is_outer:
             gc.unfreeze()

@@ -20,11 +20,14 @@ def thawed() -> Iterator[None]:
 
 def test_objects_are_looked_at_again_afterwards() -> None:
     kept: list[list[int]] = [[]]
+    thresholds = gc.get_threshold()
     with pytest.raises(ValueError, match="ends"), collected_anew():
         assert gc.get_freeze_count()
+        assert gc.get_threshold() > thresholds
         assert not any(each is kept for each in gc.get_objects())
         raise ValueError("ends")
     assert not gc.get_freeze_count()
+    assert gc.get_threshold() == thresholds
     assert any(each is kept for each in gc.get_objects())
 
 
