@@ -13,7 +13,7 @@ from hybridc.machine import Machine
 from hybridc.passes.planner.bounds.bound import ROUNDING, bytes_bound, meets, simple_time_bound_us, time_bound
 from hybridc.passes.planner.bounds.exact import LARGEST_KERNEL_COUNT
 from hybridc.passes.planner.emit.insert_copies import insert_copies
-from hybridc.passes.planner.emit.materialize import SHORT, PlacedPlan, materialize, repacked
+from hybridc.passes.planner.emit.materialize import SHORT, PlacedPlan, materialize, no_faster_than, repacked
 from hybridc.passes.planner.emit.resident_states import without_bytes
 from hybridc.passes.planner.emit.reuse_buffers import reuse_buffers
 from hybridc.passes.planner.model.caches import cache_groups
@@ -43,6 +43,9 @@ _ROUGH_SHARE = 0.2
 # Each trial has less memory by what the one before exceeded it by; without a plan the search starts lower.
 _PACKING_TRIALS = 3
 """How often such a search is repeated with less memory because its result could not be packed."""
+# Packing a graph of a thousand kernels takes seconds, most often to find that another graph's plan is faster.
+_LEAST_PLACED = 0.9
+"""A placed plan is said to take no less than this share of what was simulated; it seldom takes 0.97."""
 _FIRST_SECONDS = 0.5
 """Effort for the first plan of a budget, which comes before any other search."""
 _SEED = 1  # any one: it only has to be the same for every call
@@ -87,7 +90,7 @@ def partition(
     if len(context.graph.kernels) > MOST_GRID_KERNELS:
         return _one_by_one(context, budgets, smallest)
     if is_cut_up and len(context.graph.kernels) > MOST_SEARCHED_TILES:
-        return _at_fixed_budgets(context, budgets, smallest, first_bytes, last_bytes)
+        return _at_fixed_budgets(context, budgets, smallest, known_us or {}, first_bytes, last_bytes)
     start = smallest
     if smallest.gpu_bytes < first_bytes <= min(budgets):
         start = _roughly(context, first_bytes) or smallest
@@ -243,20 +246,29 @@ def _with_least_bytes(problem: Problem, decisions: Decisions) -> Problem:
 
 
 def _one_by_one(
-    context: PlanningContext, budgets: Sequence[int], smallest: PlacedPlan
+    context: PlanningContext,
+    budgets: Sequence[int],
+    smallest: PlacedPlan,
+    limit_us: Callable[[int], float] = lambda budget_bytes: math.inf,
 ) -> tuple[PlacedPlan, ...]:
-    """A short search for each budget, from the smallest on."""
+    """A short search for each budget, from the smallest on.
+
+    What takes longer than the limit of a budget is of no use, and not placed; others are found all the same.
+    """
     bound_us = simple_time_bound_us(context.problem)
     plans: dict[int, PlacedPlan] = {}
     best = replace(smallest, bound_us=bound_us)
     for budget_bytes in sorted(budgets):
+        least_us = 0.0
         for share in _SHARES_OF_LARGE_GRAPHS:
             narrowed = _problem(context, int(budget_bytes * share))
             decisions, us = _rough(narrowed, context.effort)
-            if us >= best.makespan_us:
+            least_us = max(least_us, us * _LEAST_PLACED)
+            if us >= best.makespan_us or least_us > limit_us(budget_bytes):
                 break
             placed = materialize(context, narrowed, decisions, capacity_bytes=budget_bytes)
             if placed.gpu_bytes <= budget_bytes:
+                placed = no_faster_than(placed, least_us)  # as if it had not been placed
                 best = replace(placed, bound_us=bound_us) if placed.makespan_us < best.makespan_us else best
                 break
         plans[budget_bytes] = best
@@ -265,17 +277,28 @@ def _one_by_one(
 
 
 def _at_fixed_budgets(
-    context: PlanningContext, budgets: Sequence[int], smallest: PlacedPlan, first_bytes: int, last_bytes: int
+    context: PlanningContext,
+    budgets: Sequence[int],
+    smallest: PlacedPlan,
+    known_us: Mapping[int, float],
+    first_bytes: int,
+    last_bytes: int,
 ) -> tuple[PlacedPlan, ...]:
     """For each budget the best of short searches at those of `fixed_budgets` that are no larger.
 
-    A larger budget has all that a smaller one has, so that it is never slower, whatever else is asked for.
-    Plans have no bound.
+    A larger budget has all that a smaller one has, so that it is never slower, whatever else is asked for;
+    but for what is slower than `known_us`, of which any will do. Plans have no bound.
     """
+
+    def limit_us(point_bytes: int) -> float:
+        """Of all that a plan may be for; the known ones of larger budgets are no slower."""
+        return max(known_us.get(b, math.inf) for b in budgets if b >= point_bytes)
+
     least_bytes = max(first_bytes, smallest.gpu_bytes)
     most_bytes = max(least_bytes, min(last_bytes, max(budgets)))
     points = sorted({least_bytes, *(b for b in fixed_budgets(most_bytes, _OCTAVES) if b > least_bytes)})
-    found = (replace(placed, bound_us=0.0) for placed in _one_by_one(context, points, smallest))
+    placed = _one_by_one(context, points, smallest, limit_us)
+    found = (replace(each, bound_us=0.0) for each in placed)
     plans = smallest, *found
     return tuple(plans[bisect_right(points, b)] for b in budgets)
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from hybridc.errors import PlanError
 from hybridc.ir import Copy, Device, Graph, Run, Step
 from hybridc.ir.plan import ALIGNMENT_BYTES
+from hybridc.passes.planner.emit.materialize import PlacedPlan, materialize
 from hybridc.passes.planner.make_plans import make_plan
 from hybridc.passes.planner.model.context import Effort, PlanningContext
 from hybridc.passes.planner.model.order import level_order
+from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.simulate import simulate
+from hybridc.passes.planner.search import partition as partition_module
 from hybridc.passes.planner.search.partition import (
     all_gpu_peak_bytes,
     choose_order,
@@ -274,3 +278,28 @@ def test_of_a_huge_graph_each_budget_gets_a_plan_and_more_memory_is_not_slower(
     quarter, everything, half = (draft.makespan_us for draft in drafts)
     assert drafts[0].bound_us <= everything <= half <= quarter
     assert everything < quarter
+
+
+@pytest.mark.parametrize("share", [0.2, 0.8, 0.95, 1.0, 1.05, 2.0])
+def test_of_many_tiles_plans_are_placed_that_may_be_faster_than_known_ones(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_module, "MOST_SEARCHED_TILES", 20)
+    graph = chain(24)
+    context = PlanningContext(graph, machine(), effort=BRIEF)
+    peak_bytes, placed = all_gpu_peak_bytes(graph, machine()), list[Problem]()
+
+    def noted(context: PlanningContext, problem: Problem, *operands: Any, **options: Any) -> PlacedPlan:
+        placed.append(problem)
+        return materialize(context, problem, *operands, **options)
+
+    monkeypatch.setattr(partition_module, "materialize", noted)
+    budgets = [peak_bytes // 4, peak_bytes // 2, peak_bytes]
+    full = partition(context, budgets, is_cut_up=True)
+    in_full = len(placed)
+    known_us = {b: share * plan.makespan_us for b, plan in zip(budgets, full, strict=True)}
+    placed.clear()
+    found = partition(context, budgets, known_us=known_us, is_cut_up=True)
+    assert len(placed) < in_full if share < 0.9 else len(placed) <= in_full
+    for b, plan, one in zip(budgets, found, full, strict=True):
+        assert min(known_us[b], plan.makespan_us) == min(known_us[b], one.makespan_us)
