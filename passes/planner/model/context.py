@@ -24,6 +24,10 @@ _SIMULATED_KERNELS_PER_SECOND = 6e6
 """Nominal speed of the search: turns seconds into a number of simulations, the same on every machine."""
 _EVALUATIONS_PER_KERNEL = 8000
 """More than this many simulations for each kernel rarely improve a plan."""
+# Simulations are three times as fast as the nominal speed, and placing the buffers of a few hundred kernels
+# takes longer than all of them do: there many are cheap.
+_FEW_PER_KERNEL, _CHEAP = 300, 4
+"""So few for each kernel leave much to gain: a graph gets more, up to so many times its share."""
 _STEP_SECONDS, _SMALLEST_STEP, _LARGEST_STEP = 0.03, 0.01, 0.06
 """Between budgets that are searched: the first over the effort, within the others."""
 _PACKING_PER_SECOND = 0.1
@@ -72,8 +76,9 @@ class Effort:
     def evaluations(self, kernel_count: int) -> int:
         """Simulations for one budget, of the several that are searched."""
         kernels = max(kernel_count, 1)
-        share = self.seconds * _SIMULATED_KERNELS_PER_SECOND / _SEARCHES
-        return int(min(share / kernels, _EVALUATIONS_PER_KERNEL * kernels))
+        share = self.seconds * _SIMULATED_KERNELS_PER_SECOND / _SEARCHES / kernels
+        enough = max(share, min(_CHEAP * share, _FEW_PER_KERNEL * kernels))
+        return int(min(enough, _EVALUATIONS_PER_KERNEL * kernels))
 
     @property
     def moved_kernels(self) -> float:
