@@ -140,7 +140,7 @@ def test_what_a_mask_chooses_is_computed_along_its_axis(tmp_path: Path) -> None:
     assert sizes["where"] == {"size_of_N"}  # in front of the mean over positions
 
 
-@pytest.mark.parametrize("name", ["encoder", "convolutions"])
+@pytest.mark.parametrize("name", [pytest.param("encoder", marks=pytest.mark.slow), "convolutions"])
 def test_a_gpu_reads_less_for_smaller_sizes(name: str, tmp_path: Path) -> None:
     text, dims = CASES[name]
     hybridc.compile(

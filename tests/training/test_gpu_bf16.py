@@ -70,7 +70,7 @@ def tracks(length: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     ("model", "loss", "feeds"),
     [
         (models.build("cifar_quick", batch=16, size=16, width=16), LOSS, images()),
-        (atacworks(300), TWO_LOSSES, tracks(300)),
+        pytest.param(atacworks(300), TWO_LOSSES, tracks(300), marks=pytest.mark.slow),
     ],
     ids=["cifar_quick", "atacworks"],
 )
