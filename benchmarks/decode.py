@@ -1,16 +1,18 @@
 """Decoding and prefill of a Llama decoder with int4 weights, beside onnxruntime and OpenVINO.
 
-    python benchmarks/decode.py [--target avx512] [--contexts 128,1024] [--threads 1,2] [--merge]
+    python benchmarks/decode.py [--target avx512] [--contexts 128,1024] [--prompt 128] [--threads 1,2]
+                                [--merge]
 
 All engines get one file, in which keys and values have their places in a cache. Each runs in a process of
 its own, and they take turns in several rounds, of which the best median counts. A step reads one token
-behind CONTEXT others, prefill is the time of a prompt of 128. onnxruntime has past and present bound to the
-same memory. `int8` has accuracy_level 4, `exact` 1. `difference` is that of the prompt's last logits from
-onnxruntime's `exact` ones, as a share of them (root mean squares). `memory` is no engine, but what as many
-threads read by OpenBLAS's dot products of an array of 256 MiB; `read_share` is what a step has to read (all
-weights but the embedding, and keys and values of the tokens before it) over its time, as a share of that. An
-engine that does not take the file has its error instead. Results go to
-benchmarks/results/decode_TARGET.json; `--merge` leaves rows of other contexts and numbers of threads there.
+behind CONTEXT others, prefill is the time of a prompt, no longer than a context. onnxruntime has past and
+present bound to the same memory. `int8` has accuracy_level 4, `exact` 1. `difference` is that of the prompt's
+last logits from onnxruntime's `exact` ones, as a share of them (root mean squares). `memory` is no engine,
+but what as many threads read by OpenBLAS's dot products of an array of 256 MiB; `read_share` is what a step
+has to read (all weights but the embedding, and keys and values of the tokens before it) over its time, as a
+share of that. An engine that does not take the file has its error instead. Results go to
+benchmarks/results/decode_TARGET.json; `--merge` leaves rows of other contexts, prompts and numbers of threads
+there. The target is avx512 where the processor has it, else avx2, unless told otherwise.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,10 +36,10 @@ import onnx
 from common import result_rows, write_result
 
 from hybridc import models
+from hybridc.targets import ISAS, missing_flags
 
 ROUNDS = 3
 MEMORY, MEMORY_BYTES = "memory", 256 << 20
-PROMPT = 128
 ROOM = 32
 """Positions of the cache behind the context; engines attend to what is filled, or to all of it."""
 SIZES: dict[str, dict[str, int]] = {
@@ -54,8 +56,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--target", default="avx512")
+    parser.add_argument("--target", default="avx2" if missing_flags(ISAS["avx512"]) else "avx512")
     parser.add_argument("--contexts", default="128,1024")
+    parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--seconds", type=float, default=2.0)
@@ -68,37 +71,41 @@ def main() -> int:
         if engine == MEMORY:
             found = {"read_gb_s": _read_gb_s(int(threads), arguments.seconds)}
         else:
-            found = _measured(engine, Path(path), int(context), int(threads), arguments.seconds)
+            step = ENGINES[engine](Path(path), int(context), int(threads))
+            found = _measured(step, int(context), arguments.prompt, arguments.seconds)
         print(json.dumps(found))
         return 0
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for context in map(int, arguments.contexts.split(",")):
-            files = _files(Path(folder), context, arguments.size, arguments.target)
+            files = _files(Path(folder), context, arguments)
             for threads in map(int, arguments.threads.split(",")):
                 rows += _rows(files, context, threads, arguments)
     name = f"decode_{arguments.target}"
-    measured = {(row["context"], row["threads"]) for row in rows}
-    kept = result_rows(name) if arguments.merge else []
-    kept = [row for row in kept if (row["context"], row["threads"]) not in measured]
-    rows = sorted([*kept, *rows], key=lambda row: (row["context"], row["threads"]))
+    measured = set(map(_point, rows))
+    kept = [row for row in (result_rows(name) if arguments.merge else []) if _point(row) not in measured]
+    rows = sorted([*kept, *rows], key=_point)
     path = write_result(name, rows)
     print(f"written to {path}")
     return 0
 
 
-def _files(folder: Path, context: int, size: str, target: str) -> dict[tuple[str, str], Path]:
+def _point(row: Mapping[str, Any]) -> tuple[int, int, int]:
+    return row["context"], row["prompt"], row["threads"]
+
+
+def _files(folder: Path, context: int, arguments: argparse.Namespace) -> dict[tuple[str, str], Path]:
     """By engine and arithmetic, what it loads."""
     import hybridc
 
     files: dict[tuple[str, str], Path] = {}
     for arithmetic in ("int8", "exact"):
         model = folder / f"{arithmetic}_{context}.onnx"
-        settings: dict[str, Any] = {**SIZES[size], "context": context + ROOM}
+        settings: dict[str, Any] = {**SIZES[arguments.size], "context": context + ROOM}
         settings["int8_activations"] = arithmetic == "int8"
         models.export("llama", model, **settings)
         artifact = model.with_suffix(".hyb")
-        hybridc.compile(model, artifact, target=target, dims={"sequence": [1, PROMPT]})
+        hybridc.compile(model, artifact, target=arguments.target, dims={"sequence": [1, arguments.prompt]})
         files |= {(name, arithmetic): model for name in ("onnxruntime", "openvino")}
         files["hybridc", arithmetic] = artifact
     return files
@@ -111,21 +118,15 @@ def _rows(
     read: list[float] = []
     for _ in range(arguments.rounds):
         for (engine, arithmetic), path in files.items():
-            found[engine, arithmetic].append(_worker(engine, path, context, threads, arguments.seconds))
-        read.append(_worker(MEMORY, "", context, threads, arguments.seconds)["read_gb_s"])
+            found[engine, arithmetic].append(_worker(engine, path, context, threads, arguments))
+        read.append(_worker(MEMORY, "", context, threads, arguments)["read_gb_s"])
     print({"threads": threads, "read_gb_s": max(read)}, flush=True)
-    rows: list[dict[str, Any]] = [
-        {"engine": MEMORY, "context": context, "threads": threads, "read_gb_s": max(read)}
-    ]
+    point = {"context": context, "prompt": arguments.prompt, "threads": threads}
+    rows: list[dict[str, Any]] = [{"engine": MEMORY, **point, "read_gb_s": max(read)}]
     step_bytes = _step_bytes(files["onnxruntime", "exact"], context)
     reference = np.array(found["onnxruntime", "exact"][0].get("logits", [np.nan]))
     for (engine, arithmetic), rounds in found.items():
-        row: dict[str, Any] = {
-            "engine": engine,
-            "arithmetic": arithmetic,
-            "context": context,
-            "threads": threads,
-        }
+        row: dict[str, Any] = {"engine": engine, "arithmetic": arithmetic, **point}
         row |= {"size": arguments.size, "target": arguments.target}
         failed: dict[str, Any] | None = next((each for each in rounds if "error" in each), None)
         if failed is not None:
@@ -137,16 +138,19 @@ def _rows(
                 "difference": float(np.sqrt(np.mean(off**2) / np.mean(reference**2))),
                 "read_share": step_bytes / row["decode_ms"] / 1e6 / max(read),
                 "decode_tokens_per_s": 1e3 / row["decode_ms"],
-                "prefill_tokens_per_s": PROMPT * 1e3 / row["prefill_ms"],
+                "prefill_tokens_per_s": arguments.prompt * 1e3 / row["prefill_ms"],
             }
         print(json.dumps(row), flush=True)
         rows.append(row)
     return rows
 
 
-def _worker(engine: str, path: str | Path, context: int, threads: int, seconds: float) -> dict[str, Any]:
+def _worker(
+    engine: str, path: str | Path, context: int, threads: int, arguments: argparse.Namespace
+) -> dict[str, Any]:
     """What a process prints that measures one engine, or its error."""
-    words = [sys.executable, __file__, "--seconds", str(seconds), "--worker", engine, str(path)]
+    words = [sys.executable, __file__, "--seconds", str(arguments.seconds)]
+    words += ["--prompt", str(arguments.prompt), "--worker", engine, str(path)]
     environment = os.environ | ({"OPENBLAS_NUM_THREADS": "1"} if engine == MEMORY else {})
     done = subprocess.run(
         [*words, str(context), str(threads)], capture_output=True, text=True, check=False, env=environment
@@ -181,15 +185,14 @@ def _read_gb_s(threads: int, seconds: float) -> float:
     return MEMORY_BYTES / ms / 1e6
 
 
-def _measured(engine: str, path: Path, context: int, threads: int, seconds: float) -> dict[str, Any]:
+def _measured(step: Step, context: int, prompt: int, seconds: float) -> dict[str, Any]:
     """Medians of a worker's runs, and the logits behind the prompt."""
-    step = ENGINES[engine](path, context, threads)
-    logits = step(0, PROMPT)
+    logits = step(0, prompt)
     logits = logits.reshape(-1, logits.shape[-1])[-1]
     return {
         "logits": [round(float(x), 6) for x in logits],
         "decode_ms": _median_ms(lambda: step(context, 1), seconds),
-        "prefill_ms": _median_ms(lambda: step(0, PROMPT), seconds),
+        "prefill_ms": _median_ms(lambda: step(0, prompt), seconds),
     }
 
 

@@ -18,6 +18,7 @@ class Point:
 
     arithmetic: str
     context: int
+    prompt: int
     threads: int
     engines: tuple[str, ...]
     tokens: tuple[float, ...]
@@ -28,10 +29,10 @@ class Point:
 
 def decode_points(rows: list[dict[str, Any]]) -> list[Point]:
     """What was measured, in its order, without engines that did not take the file."""
-    found: dict[tuple[str, int, int], dict[str, dict[str, Any]]] = {}
+    found: dict[tuple[str, int, int, int], dict[str, dict[str, Any]]] = {}
     for row in rows:
         if "decode_ms" in row:
-            point = row["arithmetic"], row["context"], row["threads"]
+            point = row["arithmetic"], row["context"], row["prompt"], row["threads"]
             found.setdefault(point, {})[row["engine"]] = row
     points = []
     for point, of_engine in found.items():
@@ -51,7 +52,7 @@ def decode_tables() -> list[str]:
         return []
     intro = (
         "A Llama of 246 million parameters with int4 weights (`python benchmarks/decode.py`): a token behind "
-        "so many others, and a prompt of 128. `int8` rounds activations to 8 bits, as `accuracy_level` 4 "
+        "so many others, and a prompt of so many. `int8` rounds activations to 8 bits, as `accuracy_level` 4 "
         "allows; OpenVINO takes no note of it, and multiplies in bf16 where the processor can. Of the read "
         "bandwidth: what a token of hybridc has to read, weights, keys and values, in its time, over what as "
         "many threads read of memory."
@@ -62,18 +63,18 @@ def decode_tables() -> list[str]:
 def _table(result: dict[str, Any]) -> list[str]:
     points = decode_points(result["rows"])
     engines = points[0].engines
-    token, prompt = (" | ".join(f"{e}, {what}, ms" for e in engines) for what in ("a token", "prompt"))
+    token, prompt = (" | ".join(f"{e}, {what}, ms" for e in engines) for what in ("a token", "a prompt"))
     lines = [
         f"| arithmetic | context | threads | {token} | fastest peer over hybridc | of the read bandwidth "
-        f"| {prompt} |",
-        "|---" * (5 + 2 * len(engines)) + "|",
+        f"| prompt | {prompt} |",
+        "|---" * (6 + 2 * len(engines)) + "|",
     ]
     for point in points:
         tokens, prompts = (" | ".join(f"{ms:.1f}" for ms in each) for each in (point.tokens, point.prompts))
         ratio = min(point.tokens[1:]) / point.tokens[0]
         lines.append(
             f"| {point.arithmetic} | {point.context} | {point.threads} | {tokens} | {ratio:.2f} "
-            f"| {point.read_share:.0%} | {prompts} |"
+            f"| {point.read_share:.0%} | {point.prompt} | {prompts} |"
         )
     target = next(row["target"] for row in result["rows"] if row["engine"] == OURS)
     where = f"{result['date']}, {result['cores']} cores of an {result['processor']}"
