@@ -37,7 +37,7 @@ from hybridc.passes.instruction_sets import beside, together
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.planner.watch import Standing, Watch
 from hybridc.passes.program.prim_funcs import NO_KERNEL
-from hybridc.passes.stages import tighten_bounds
+from hybridc.passes.stages.plan import tighten_bounds
 from hybridc.progress import NullProgress, Progress, Stopwatch
 from hybridc.report.planning import standing_text
 from hybridc.results import BucketPlans, Cached, Compiled, Planned

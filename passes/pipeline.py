@@ -6,38 +6,38 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hybridc.passes import stages
 from hybridc.passes.phases import GraphedNetwork, ImportedNetwork, LoweredNetwork
 from hybridc.passes.sequence import Stage, StageSequence
+from hybridc.passes.stages import kernels, plan, program, show, tile
 from hybridc.progress import Progress
 
 TO_GRAPH: StageSequence[ImportedNetwork, GraphedNetwork] = (
-    StageSequence.of(Stage("fuse", stages.fuse_network, stages.show_program))
-    .then("separable", stages.fuse_cpu_separable, stages.show_program)
+    StageSequence.of(Stage("fuse", program.fuse_network, show.show_program))
+    .then("separable", program.fuse_cpu_separable, show.show_program)
     # after fuse and separable, which decide what a kernel is
-    .then("precision", stages.reduce_network_precision, stages.show_program)
+    .then("precision", program.reduce_network_precision, show.show_program)
     # before the graph: only the schedule knows how much workspace a kernel needs, and the budget counts it
-    .then("schedule", stages.schedule_network, stages.show_scheduled)
-    .then("graph", stages.read_network_graph, stages.show_graph)
-    .then("estimate", stages.estimate_network, stages.show_estimates)
+    .then("schedule", kernels.schedule_network, show.show_scheduled)
+    .then("graph", kernels.read_network_graph, show.show_graph)
+    .then("estimate", kernels.estimate_network, show.show_estimates)
     # before anything is chosen, so that tilings, the order of kernels and plans all use measured times
-    .then("profile", stages.profile_network, stages.show_times)
+    .then("profile", kernels.profile_network, show.show_times)
     # after all times are known: they are those of the largest sizes
-    .then("padding", stages.skip_padding, stages.show_graph)
+    .then("padding", kernels.skip_padding, show.show_graph)
 )
 """From operators to kernels. The whole network takes this way, and then each of its tilings."""
 
 STAGES: StageSequence[ImportedNetwork, LoweredNetwork] = (
-    StageSequence.of(Stage("canonicalize", stages.canonicalize_network, stages.show_program))
-    .then("attention", stages.fuse_cpu_attention, stages.show_program)
-    .then("layout", stages.choose_cpu_layout, stages.show_program)
+    StageSequence.of(Stage("canonicalize", program.canonicalize_network, show.show_program))
+    .then("attention", program.fuse_cpu_attention, show.show_program)
+    .then("layout", program.choose_cpu_layout, show.show_program)
     .through(TO_GRAPH)
     # after the graph, which says what the whole network needs
-    .then("tile", partial(stages.tile_network, to_graph=TO_GRAPH.run), stages.show_tilings)
+    .then("tile", partial(tile.tile_network, to_graph=TO_GRAPH.run), show.show_tilings)
     # the passes partition, insert_copies and reuse_buffers, which depend on each other
-    .then("plan", stages.plan_network, stages.show_plans)
-    .then("verify", stages.verify_network, stages.show_verdict)
-    .then("lower", stages.lower_network, stages.show_lowered)
+    .then("plan", plan.plan_network, show.show_plans)
+    .then("verify", plan.verify_network, show.show_verdict)
+    .then("lower", plan.lower_network, show.show_lowered)
 )
 """From an imported network to a module that code is generated for."""
 

@@ -67,7 +67,7 @@ def test_artifact_is_the_same_byte_by_byte_and_nothing_slow_is_done_again(
     cold = hybridc.compile(network, tmp_path / "cold.hyb", **options)
     for name in (
         "hybridc.passes.schedule.schedule",
-        "hybridc.passes.stages.choose_tilings",
+        "hybridc.passes.stages.tile.choose_tilings",
         "hybridc.passes.planner.make_plans.partition",
         "hybridc.codegen.library.tirx.build",
         "hybridc.codegen.helper._compiled",

@@ -12,7 +12,7 @@ from hybridc.machine import Machine
 from hybridc.passes import pipeline
 from hybridc.passes.phases import PlannedNetwork
 from hybridc.passes.sequence import Stage
-from hybridc.passes.stages import show_plans
+from hybridc.passes.stages.show import show_plans
 from hybridc.progress import Progress
 from tests.support.stages import stages_with
 

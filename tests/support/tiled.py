@@ -14,7 +14,7 @@ from hybridc.passes import pipeline
 from hybridc.passes.phases import ImportedNetwork
 from hybridc.passes.program.program import Program, ProgramBuilder, tensor_shape
 from hybridc.passes.sequence import Stage
-from hybridc.passes.stages import show_program
+from hybridc.passes.stages.show import show_program
 from hybridc.passes.tiling.tile import tile
 from hybridc.progress import Progress
 from tests.support.programs import drawn, run_llvm

@@ -1,0 +1,193 @@
+"""Ways to cut a network up, of which plans may choose one for each budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from hybridc.ir import Graph
+from hybridc.machine import Machine
+from hybridc.passes.phases import (
+    GraphedNetwork,
+    ImportedNetwork,
+    Job,
+    TiledNetwork,
+    budget_bytes,
+)
+from hybridc.passes.planner.choose_tilings import ColumnCut, Tiling, choose_tilings
+from hybridc.passes.planner.model.caches import leaves_caches_whole
+from hybridc.passes.planner.model.context import UNWATCHED, Effort
+from hybridc.passes.planner.model.pins import carried_pins, resolve_pins
+from hybridc.passes.planner.search.partition import (
+    MOST_GRID_KERNELS,
+    all_gpu_peak_bytes,
+    needs_no_gpu,
+    smallest_budget_bytes,
+)
+from hybridc.passes.planner.side_by_side import cut_by_bandwidth, cut_worth_making, second_kernels, with_heads
+from hybridc.passes.program.program import Program
+from hybridc.passes.stages.searches import remembered_search, search_first_plans, watched
+from hybridc.passes.tiling.side_by_side import large_products, side_by_side
+from hybridc.passes.tiling.tile import tile
+from hybridc.passes.tiling.working_set import kernel_groups
+from hybridc.progress import Progress
+from hybridc.schedules.storage import NARROW
+
+TILING_LEVELS = 5
+"""A network is tiled to a half, a quarter, ... 1/32 of what it needs; smaller tiles are mostly launches."""
+MAX_TILED_KERNELS = MOST_GRID_KERNELS
+"""Tilings with more kernels are not tried: planning them takes minutes, and their launches take long."""
+
+ToGraph = Callable[[ImportedNetwork, Progress], GraphedNetwork]
+
+
+def tile_network(c: GraphedNetwork, progress: Progress, *, to_graph: ToGraph) -> TiledNetwork:
+    """Tile large kernels in several ways, and keep those that are predicted to pay for some budget.
+
+    `to_graph` fuses, schedules and measures the functions of a tiling as it did those of the whole network.
+    """
+    options = c.job.options
+    whole = Tiling(c.graph, resolve_pins(c.graph, options.pins))
+    if not options.target.has_gpu:
+        return TiledNetwork(c, (whole,), 0)
+    peak_bytes = all_gpu_peak_bytes(c.graph, c.machine)
+    if not options.gpu_memory:
+        return TiledNetwork(c, (whole,), peak_bytes)
+    budgets = budget_bytes(c.job, peak_bytes)
+    largest_bytes = max(budgets)
+    if c.job.watch is not None:
+        c.job.watch.begin(budgets, c.job.host_arena_bytes)
+    search_first_plans(c.job, whole, c.machine, budgets)
+    limits = sorted(peak_bytes >> level for level in range(1, TILING_LEVELS + 1))
+    few = c.job.tile_limits
+    if _is_best_on_cpu(c, whole):
+        limits, few = [], None
+    c, found = _tilings(c, whole, limits if few is None else few, largest_bytes, to_graph, progress)
+    if few is not None and not _some_fits((whole, *found), c.machine, min(budgets)):
+        c, found = _tilings(c, whole, limits, largest_bytes, to_graph, progress)
+    ways = (whole, *reversed(found))
+    if not _some_fits(ways, c.machine, largest_bytes):
+        least = min(ways, key=lambda way: smallest_budget_bytes(way.graph, c.machine, way.pins))
+        return TiledNetwork(c, (least,), peak_bytes)  # whose planning tells what is needed
+    for tiling in found:
+        search_first_plans(c.job, tiling, c.machine, budgets)  # where the whole network does not fit
+
+    def choose() -> tuple[Tiling, ...]:
+        return remembered_search(
+            c.job.cache,
+            partial(choose_tilings, watch=c.job.watch or UNWATCHED),
+            ways,
+            c.machine,
+            peak_bytes,
+            largest_bytes,
+            Effort(options.plan_seconds),
+            c.job.host_arena_bytes,
+        )
+
+    # all ways, where it is stopped: any of them may be that of the best plan so far
+    tilings = watched(c.job.watch, choose, lambda _: ways)
+    c, sides = _side_by_side(c, whole, to_graph, progress)
+    return TiledNetwork(c, (*tilings, *sides), peak_bytes)
+
+
+def _side_by_side(
+    c: GraphedNetwork, whole: Tiling, to_graph: ToGraph, progress: Progress
+) -> tuple[GraphedNetwork, list[Tiling]]:
+    """The network with its large products in two parts, the second one for the CPU, if that may pay."""
+    if whole.pins:
+        return c, []  # kernels have other names there
+    products = large_products(c.unfused)
+    weight_bytes = {product.weight: product.weight_bytes for product in products}
+    cut = c.job.cut if c.job.many_sizes and _is_decided(c.job) else _cut(c, weight_bytes)
+    if cut is None:
+        return c, []
+    made = side_by_side(c.unfused, [p for p in products if p.weight in cut.weights], cut.share, cut.heads)
+    if made is None:
+        return c, []
+    narrow = c.narrow.in_parts(made.inputs, made.outputs)
+    graphed = to_graph(ImportedNetwork(c.job, made.program, c.library, narrow), progress)
+    progress.stage("tile")
+    c = replace(c, library=graphed.library)
+    graph = graphed.graph
+    presents = ((graph.outputs[first], graph.outputs[second]) for first, second in made.outputs.items())
+    graph = replace(graph, parts=(*made.inputs.values(), *presents))
+    second = second_kernels(graph, made.second_weights | {other for _, other in graph.parts})
+    if not second or not leaves_caches_whole(graph, whole.graph):
+        return c, []
+    return c, [Tiling(graph, second=second, cut=cut, is_required=c.job.many_sizes)]
+
+
+def _is_decided(job: Job) -> bool:
+    """Whether the cut of all sizes is known: it is decided for the largest."""
+    return job.cut is not None or job.tile_limits is not None
+
+
+def _cut(c: GraphedNetwork, weight_bytes: Mapping[str, int]) -> ColumnCut | None:
+    """Where large products are cut, if it may pay; with several sizes only in a decoder that does not fit."""
+    peak_bytes = all_gpu_peak_bytes(c.graph, c.machine)
+    largest_bytes = max(budget_bytes(c.job, peak_bytes))
+    if not c.job.many_sizes:
+        cut = cut_worth_making(weight_bytes, c.graph, c.machine)
+    elif c.graph.caches and largest_bytes < peak_bytes:
+        cut = cut_by_bandwidth(weight_bytes, c.machine)
+    else:
+        return None
+    return cut if cut is None else with_heads(cut, weight_bytes, c.graph, c.machine, largest_bytes)
+
+
+def _is_best_on_cpu(c: GraphedNetwork, whole: Tiling) -> bool:
+    """Whether the whole network needs no GPU, and so no tiles. The answer is the same for every budget: more
+    memory does not take away a tiling that a smaller budget has."""
+    if whole.graph.caches or c.job.options.robust:
+        return False  # caches may change their place, and machines around the profile have other times
+    return needs_no_gpu(whole.context(c.machine, Effort(), c.job.host_arena_bytes))
+
+
+def _some_fits(ways: Sequence[Tiling], machine: Machine, budget_bytes: int) -> bool:
+    return any(smallest_budget_bytes(each.graph, machine, each.pins) <= budget_bytes for each in ways)
+
+
+def _tilings(
+    c: GraphedNetwork,
+    whole: Tiling,
+    limits: Sequence[int],
+    largest_bytes: int,
+    to_graph: ToGraph,
+    progress: Progress,
+) -> tuple[GraphedNetwork, list[Tiling]]:
+    """The network with the functions of its tilings, and these: up to each of the limits, the finest first,
+    as far as it is worthwhile for budgets up to `largest_bytes`."""
+    widening = _widening(c.graph)
+    found: list[Tiling] = []
+    if len(c.graph.kernels) > MAX_TILED_KERNELS:
+        return c, found
+    for limit_bytes in limits:
+        if c.job.watch is not None and c.job.watch.is_content():
+            break  # what is tiled is not planned any more
+        program = tile(c.unfused, int(limit_bytes * widening))
+        if program is c.unfused:
+            break  # all kernels are within this limit
+        if found and limit_bytes > largest_bytes and _some_fits((whole, *found), c.machine, largest_bytes):
+            break  # no budget could use larger tiles; where nothing fits, these may need less
+        if _kernel_count(program) > MAX_TILED_KERNELS:
+            continue
+        tiled = to_graph(ImportedNetwork(c.job, program, c.library, c.narrow), progress)
+        progress.stage("tile")  # again, after the stages of the tiling
+        c = replace(c, library=tiled.library)
+        pins = carried_pins(whole.graph, whole.pins, tiled.graph)
+        if pins is not None and leaves_caches_whole(tiled.graph, whole.graph):
+            found.append(Tiling(tiled.graph, pins, limit_bytes))
+    return c, found
+
+
+def _widening(graph: Graph) -> float:
+    """Bytes of tensors before fusion, where all floats have 32 bits, over those that they have in memory."""
+    stored = sum(tensor.size_bytes for tensor in graph.tensors)
+    narrow = sum(tensor.size_bytes for tensor in graph.tensors if tensor.dtype in NARROW)
+    return (stored + narrow) / stored if stored else 1.0
+
+
+def _kernel_count(program: Program) -> int:
+    """How many kernels `fuse` will make of a program."""
+    return sum(not group.is_view for group in kernel_groups(program))
