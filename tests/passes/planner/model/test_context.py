@@ -23,3 +23,17 @@ def test_searches_take_no_longer_than_what_they_share(seconds: float) -> None:
 def test_tilings_are_compared_alike_from_the_usual_effort_on() -> None:
     assert Effort(10).comparing == Effort(60).comparing == Effort(10)
     assert Effort(2).comparing == Effort(2)
+
+
+@pytest.mark.parametrize("seconds", [0.1, 1.0, 5.0, 50.0])
+def test_kernels_of_larger_graphs_have_fewer_simulations_each_but_not_far_fewer(seconds: float) -> None:
+    kernels = (10, 50, 100, 200, 500, 1000, 4000)
+    simulations = [Effort(seconds).evaluations(count) for count in kernels]
+    each = [found / count for found, count in zip(simulations, kernels, strict=True)]
+    assert each == sorted(each, reverse=True)
+    more = [Effort(2 * seconds).evaluations(count) for count in kernels]
+    assert all(once <= twice <= 2 * once + 1 for once, twice in zip(simulations, more, strict=True))
+
+
+def test_graph_of_some_hundred_kernels_has_enough_simulations_for_each() -> None:
+    assert Effort(5.0).evaluations(200) >= 250 * 200
