@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from onnx import numpy_helper
 
+import hybridc
 from hybridc.errors import ModelError
 from hybridc.frontend import read_model
 from tests.support.expansion import assert_expansion_agrees, expanded, parsed
@@ -40,6 +43,18 @@ def test_blocks_become_images(blocks: int, attributes: str) -> None:
 def test_any_and_all(operator: str) -> None:
     text = f"g (bool[3,4] x) => (bool[3] y) {{ y = {operator} <keepdims=0> (x, a) }}"
     assert_expansion_agrees(text, {"a": np.array([1])}, opset=20)
+
+
+@pytest.mark.isa("avx2")
+@pytest.mark.parametrize("rows", [1, 3])
+def test_booleans_are_compared(rows: int, tmp_path: Path) -> None:
+    text = f"g (bool[3,9] x, bool[{rows},9] o) => (bool[3,9] y) {{ y = Equal (x, o) }}"
+    random = np.random.default_rng(0)
+    feeds = {"x": random.random((3, 9)) < 0.5, "o": random.random((rows, 9)) < 0.5}
+    assert_expansion_agrees(text, feeds=feeds)
+    hybridc.compile(parsed(text), tmp_path / "model.hyb", target="avx2")
+    with hybridc.load(tmp_path / "model.hyb") as session:
+        np.testing.assert_array_equal(session.run(None, feeds)[0], feeds["x"] == feeds["o"])
 
 
 def test_determinants_of_small_matrices() -> None:

@@ -45,6 +45,13 @@ def _bit_shift(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
     return [build.op("Where", is_outside, left, shifted)]
 
 
+def _equal(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
+    """Of booleans, which code generation compares as if they were floating-point numbers."""
+    if dtype_of(operand(node, 0)) != ir.DataType.BOOL:
+        return None
+    return [build.op("Not", build.op("Xor", operand(node, 0), operand(node, 1)))]
+
+
 def _one_hot(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
     """By comparison, with values or a depth in a form that the importer does not take."""
     indices, values = operand(node, 0), operand(node, 2)
@@ -98,6 +105,7 @@ def _space_to_depth(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
 
 STANDARD: Mapping[str, Expansion] = {
     "BitShift": _bit_shift,
+    "Equal": _equal,
     "OneHot": _one_hot,
     "Pad": _pad,
     "SpaceToDepth": _space_to_depth,
