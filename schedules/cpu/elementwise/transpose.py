@@ -116,6 +116,8 @@ def _interleave(space: IterationSpace, lanes: int) -> Arranged | None:
     dealt = [k for k, step in enumerate(steps) if step not in ((streams, 1), (0, 0))]
     if streams > STREAMS or not dealt or any(steps[k][0] != 1 for k in dealt):
         return None
+    if not _has_vectors(space, dealt):
+        return None
     # narrower vectors are not worth the shuffles
     width = next((n for n in (lanes, 8, 4) if n <= min(outer.extent, lanes)), 0)
     if not width or any(space.depends_on_index(k) for k in (last - 1, last)):
@@ -146,6 +148,8 @@ def _spread(space: IterationSpace, lanes: int) -> Arranged | None:
     apart = [k for k, step in enumerate(inner.strides) if step not in (0, 1)]
     if not apart or any(not -STREAMS <= inner.strides[k] <= STREAMS for k in apart):
         return None
+    if not _has_vectors(space, apart):
+        return None
     width = next((n for n in (lanes, 8, 4) if n <= min(inner.extent, lanes)), 0)
     if not width or space.depends_on_index(last):
         return None
@@ -173,6 +177,11 @@ def _contiguous_loop(space: IterationSpace, operand: int) -> int | None:
     found = (k for k, lp in enumerate(space.loops) if lp.strides[operand] == 1)
     is_word = dtype_bits(str(space.operands[operand].load.source.dtype)) == 32
     return next(found, None) if is_word else None
+
+
+def _has_vectors(space: IterationSpace, operands: Sequence[int]) -> bool:
+    """Whether elements of these can be shuffled: TVM makes bytes of booleans, but not of shuffled ones."""
+    return all(str(space.operands[k].load.source.dtype) != "bool" for k in operands)
 
 
 def _has_columns(space: IterationSpace, operand: int, columns: int) -> bool:

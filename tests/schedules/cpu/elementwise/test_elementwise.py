@@ -96,6 +96,23 @@ def test_booleans_and_where(harness):
     np.testing.assert_array_equal(result, x < y)
 
 
+@pytest.mark.parametrize(
+    ("build", "shape", "reference"),
+    [
+        (lambda e, x: e(op.broadcast_to(x, (37, 8))), (37, 1), lambda x: np.broadcast_to(x, (37, 8))),
+        (lambda e, x: e(op.strided_slice(x, [1], [1], [40], [2])), (3, 40), lambda x: x[:, 1:40:2]),
+        (lambda e, x: e(op.flip(x, 1)), (3, 32), lambda x: x[:, ::-1]),
+        (lambda e, x: e(op.permute_dims(x, [1, 0])), (24, 40), lambda x: x.T),
+    ],
+    ids=["repeated", "strided", "flipped", "transposed"],
+)
+def test_booleans_are_moved(harness, build, shape, reference):
+    x = np.random.default_rng(3).random(shape) < 0.5
+    function = harness.function(build, [shape], ["bool"])
+    (result,) = harness.run(function, harness.schedule(function), [x])
+    np.testing.assert_array_equal(result, reference(x))
+
+
 def test_gather_reads_rows_by_index(harness):
     rng = np.random.default_rng(14)
     table, rows = rng.standard_normal((30, 48)).astype("f4"), rng.integers(0, 30, (2, 7)).astype("i8")
