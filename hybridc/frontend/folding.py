@@ -70,6 +70,9 @@ class FoldAndExpand(folding.FoldConstantsPass):
         results = node.outputs if replacement is None else replacement.new_outputs
         if replacement is not None:
             self.ledger.replace(node.outputs, results)
+        elif node.op_type == "Identity" and not self.ledger.is_same(node.inputs[0], node.outputs[0]):
+            # stands for itself: whoever read the operand instead would see no padding
+            self._state.set_sym_value(node.outputs[0], node.outputs[0])
         if self.is_counting:
             self._check_extents(node, results)
         return replacement

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -188,7 +188,7 @@ class _Folding:
         _make_empty_constants(graph)
         self.fold(self.model)
         _make_initializers(graph, self.name)
-        _drop_no_ops(graph, keeps_slices=self.keeps_slices)
+        _drop_no_ops(graph, keeps_slices=self.keeps_slices, is_same=self.fold.ledger.is_same)
 
     def needed(self) -> ir.Graph:
         """The graph without nodes that nothing reads."""
@@ -300,14 +300,19 @@ def _make_empty_constants(graph: ir.Graph) -> None:
         graph.register_initializer(empty)
 
 
-def _drop_no_ops(graph: ir.Graph, *, keeps_slices: bool) -> None:
+def _drop_no_ops(
+    graph: ir.Graph,
+    *,
+    keeps_slices: bool,
+    is_same: Callable[[ir.Value, ir.Value], bool] = lambda source, output: True,
+) -> None:
     """Identity, inference Dropout, Cast to the same type, and Slice and Split that take all are replaced by
-    their input."""
+    their input, unless only one of both `is_same` by what is known of its padding."""
     for node in list(graph):
         source, output = node.inputs[0] if node.inputs else None, _copied(node)
         if keeps_slices and node.op_type in ("Slice", "Split"):
             continue
-        if source is not None and output is not None:
+        if source is not None and output is not None and is_same(source, output):
             ir.convenience.replace_all_uses_with(output, source, replace_graph_outputs=True)
             graph.remove(node, safe=True)
 

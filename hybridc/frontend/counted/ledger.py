@@ -43,6 +43,10 @@ class Ledger:
         """Of a value; empty if there is no padding in it."""
         return {} if value is None else self._axes.get(value, {})
 
+    def is_same(self, value: ir.Value | None, other: ir.Value | None) -> bool:
+        """Whether both are padded along the same axes by the same counts."""
+        return self.axes(value) == self.axes(other)
+
     def count(self, count: Count, build: Builder) -> ir.Value:
         """The number of elements of a padded axis, [1]."""
         if isinstance(count, int):

@@ -69,6 +69,20 @@ FOLLOWING = """g (float[5, 6] x, int64[9] y, float[4, 3] z, bool[5] mask, int64[
     product = MatMul(rows, weight)
 }"""
 
+# what is padded is all of a tensor that is not: its copy
+COPIED = """g (float[6, 8] x, bool[6] mask, int64[1] k)
+=> (int64[1, N] where, float[N, 8] rows, float[8] sum, float[K, 8] first, float[8] largest, float[8] most) {
+    zero = Constant<value = int64[1] {0}>()
+    one = Constant<value = int64[1] {1}>()
+    where = NonZero(mask)
+    at = Squeeze(where, zero)
+    rows = Gather<axis = 0>(x, at)
+    sum = ReduceSum<keepdims = 0>(rows, zero)
+    first = Slice(x, zero, k, zero, one)
+    largest = ReduceMax<axes = [0], keepdims = 0>(first)
+    most = ReduceMax<axes = [0], keepdims = 0>(x)
+}"""
+
 
 def boxes_of(seed: int) -> dict[str, np.ndarray]:
     """Feeds of DETECTOR; scores have ties, as those of quantized networks."""
@@ -105,6 +119,13 @@ def feeds_of(seed: int) -> dict[str, np.ndarray]:
     }
 
 
+def copied_feeds(seed: int) -> dict[str, np.ndarray]:
+    """Feeds of COPIED."""
+    random = np.random.default_rng(seed)
+    x = random.standard_normal((6, 8)).astype(np.float32)
+    return {"x": x, "mask": random.permutation(6) <= seed, "k": np.array([seed + 1])}
+
+
 def assert_agrees(
     path: Path, text: str, feeds: Iterable[Mapping[str, np.ndarray]], target: str = "avx2"
 ) -> None:
@@ -123,8 +144,8 @@ def assert_agrees(
 
 @pytest.mark.parametrize(
     ("text", "drawn"),
-    [(DETECTOR, boxes_of), (CENTRED, centred_boxes_of), (FOLLOWING, feeds_of)],
-    ids=["detector", "centred", "following"],
+    [(DETECTOR, boxes_of), (CENTRED, centred_boxes_of), (FOLLOWING, feeds_of), (COPIED, copied_feeds)],
+    ids=["detector", "centred", "following", "copied"],
 )
 def test_results_have_as_many_elements_as_onnxruntimes(
     tmp_path: Path, text: str, drawn: Callable[[int], dict[str, np.ndarray]]
