@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from hybridc.frontend.counted import along, places, windows
+from hybridc.frontend.counted import along, places, scatters, windows
 from hybridc.frontend.counted.along import limit
 from hybridc.frontend.counted.ledger import TRUSTED, Ledger
 from hybridc.frontend.counted.places import total
@@ -181,6 +181,8 @@ REWRITES: Mapping[str, Rewrite] = {
     "PackedGather": places.packed_gather,
     RECURRENCE_OPERATOR: along.recurrence,
     "Reshape": places.reshape,
+    "ScatterElements": scatters.scatter_elements,
+    "ScatterND": scatters.scatter_nd,
     "Shape": _shape,
     "Size": _size,
     "Slice": _slice,

@@ -261,3 +261,41 @@ def test_suppression_reads_nothing_by_what_its_workspace_held() -> None:
         found.append(results[0].numpy())
     np.testing.assert_array_equal(*found)
     assert (found[0] >= 0).any()
+
+
+SCATTERED = """g (float[4, 6] x, bool[4, 6] mask, float[24] values, float[4, 6] added, bool[4] few) =>
+(float[4, 6] written, float[4, 6] summed, float[4, 6] ends, float[4, 6] rows, float[4, 6] moved) {
+    zero = Constant<value = int64[1] {0}>()
+    one = Constant<value = int64[1] {1}>()
+    minus = Constant<value = int64[1] {-1}>()
+    extents = Constant<value = int64[2] {4, 6}>()
+    where = NonZero(mask)
+    places = Transpose(where)
+    number = Shape<start = 0, end = 1>(places)
+    first = Slice(values, zero, number, zero)
+    written = ScatterND(x, places, first)
+    chosen = GatherND(added, places)
+    summed = ScatterND<reduction = "add">(x, places, chosen)
+    from_end = Sub(places, extents)
+    ends = ScatterND(x, from_end, first)
+    few_rows = NonZero(few)
+    row_places = Transpose(few_rows)
+    row_values = Compress<axis = 0>(added, few)
+    rows = ScatterND(x, row_places, row_values)
+    column = Slice(row_places, zero, one, one)
+    wide = Constant<value = int64[1, 6] {0, 0, 0, 0, 0, 0}>()
+    indices = Add(column, wide)
+    moved = ScatterElements<axis = 0>(x, indices, row_values)
+}"""
+
+
+def scattered_feeds(seed: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    x, added = random.standard_normal((2, 4, 6)).astype(np.float32)
+    values = random.standard_normal(24).astype(np.float32)
+    mask, few = random.random((4, 6)) < seed / 4, random.permutation(4) < seed
+    return {"x": x, "mask": mask, "values": values, "added": added, "few": few}
+
+
+def test_padding_is_scattered_nowhere(tmp_path: Path) -> None:
+    assert_agrees(tmp_path / "model.hyb", SCATTERED, map(scattered_feeds, range(5)))
