@@ -168,6 +168,8 @@ def _half_of(part: relax.Expr, number: int, context: Context) -> relax.Expr | No
 def _fits(table: Sequence[int], shape: Sequence[int]) -> bool:
     """Whether a table has a number for each element of the data, or of either half of it."""
     width = shape[-1]
+    if not table:  # one number for all
+        return False
     outer = table[-len(shape) : -1]
     broadcast = all(n in (1, m) for n, m in zip(outer[::-1], shape[-2::-1], strict=False))
     return broadcast and len(table) <= len(shape) and table[-1] in (width, width // 2)

@@ -116,8 +116,8 @@ def test_known_tables_stay_weights() -> None:
 
 @pytest.mark.parametrize(
     ("form", "table"),
-    [(exchanged, (5, 8)), (other_angles, (5, 4)), FORMS["whole by half an axis of one"]],
-    ids=["exchanged", "other_angles", "table_of_one"],
+    [(exchanged, (5, 8)), (other_angles, (5, 4)), FORMS["whole by half an axis of one"], (of_halves, ())],
+    ids=["exchanged", "other_angles", "table_of_one", "one_angle"],
 )
 def test_others_stay(form: Form, table: tuple[int, ...]) -> None:
     before = program(form, table)
