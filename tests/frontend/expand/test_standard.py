@@ -57,6 +57,13 @@ def test_booleans_are_compared(rows: int, tmp_path: Path) -> None:
         np.testing.assert_array_equal(session.run(None, feeds)[0], feeds["x"] == feeds["o"])
 
 
+def test_an_axis_needs_no_list() -> None:
+    text = "g (float[3,4] x) => (float[3,1,4] y) { y = Unsqueeze (x, a) }"
+    result = assert_expansion_agrees(text, {"a": np.array(-2)})
+    axes = {t.name: t for t in result.graph.initializer}[result.graph.node[0].input[1]]
+    assert list(axes.dims) == [1]
+
+
 def test_determinants_of_small_matrices() -> None:
     for rows in (1, 2, 3, 4):
         assert_expansion_agrees(f"g (float[5,{rows},{rows}] x) => (float[5] y) {{ y = Det (x) }}", seed=rows)

@@ -103,10 +103,19 @@ def _space_to_depth(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
     return [build.reshape(moved, [batch, channels * block**2, height // block, width // block])]
 
 
+def _unsqueeze(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
+    """Of one axis that is not in a list, as torch writes it for queries in groups."""
+    axes = constant_array(given(node, 1))
+    if axes is None or axes.ndim:
+        return None
+    return [build.unsqueeze(operand(node, 0), [int(axes)])]
+
+
 STANDARD: Mapping[str, Expansion] = {
     "BitShift": _bit_shift,
     "Equal": _equal,
     "OneHot": _one_hot,
     "Pad": _pad,
     "SpaceToDepth": _space_to_depth,
+    "Unsqueeze": _unsqueeze,
 }
