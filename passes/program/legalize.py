@@ -1,4 +1,5 @@
-"""Operators that hybridc lowers to TensorIR itself: those whose indices or divisors only a run knows.
+"""Operators that hybridc lowers to TensorIR itself: most of them those whose indices or divisors only a run
+knows.
 
 TVM's own take them on trust. Here each is wrapped into a marker (`hybridc/checks.py`), so that the kernel
 checks it. As ONNX has it, indices from -n to -1 count from the end of an axis of n elements. RoiAlign is in
@@ -211,6 +212,17 @@ def _divides_by_data(call: relax.Call) -> bool:
     return is_integer and not (isinstance(divisor, GenericConst) and divisor.value.ndim == 0)
 
 
+def _is_finite(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """By one comparison. TVM's own has the operand three times: where kernels are fused all that computes it,
+    and of a chain of casts to integers, each of which asks this, a power of that."""
+
+    def is_less(x: te.Tensor) -> te.Tensor:
+        infinity = tirx.const(math.inf, str(x.dtype))
+        return te.compute(x.shape, lambda *at: tirx.abs(x(*at)) < infinity, name="is_finite")
+
+    return bb.call_te(is_less, call.args[0], primfunc_name_hint="isfinite")
+
+
 _INDEXING: dict[str, Legalize] = {
     "relax.take": _take,
     "relax.gather_elements": _gather_elements,
@@ -224,7 +236,12 @@ _DIVIDING: dict[str, Legalize] = {
     "relax.mod": _division("mod", "Mod", topi.mod),
     "relax.floor_mod": _division("floor_mod", "Mod", topi.floor_mod),
 }
-LEGALIZATIONS = {**_INDEXING, **_DIVIDING, "relax.vision.roi_align": legalize_roi_align}
+LEGALIZATIONS = {
+    **_INDEXING,
+    **_DIVIDING,
+    "relax.isfinite": _is_finite,
+    "relax.vision.roi_align": legalize_roi_align,
+}
 """For `relax.transform.LegalizeOps`."""
 
 

@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper
-from tvm import s_tir, te, tirx
+from tvm import relax, s_tir, te, tirx
 
 import hybridc
+from hybridc.passes.program.legalize import LEGALIZATIONS
 from hybridc.passes.program.nan_semantics import with_infinite_bounds, with_propagated_nan
 from hybridc.targets import native_isa
+from tests.support.programs import run_llvm
 
 SPECIAL = np.array([np.nan, 1, -np.inf, -2.5, np.inf, -0.0, 0.25, np.nan], np.float32)
 
@@ -56,3 +58,15 @@ def test_maxima_of_reductions_begin_at_minus_infinity() -> None:
     function = te.create_prim_func([x, te.compute((4,), lambda i: te.max(x[i, k], axis=k), name="top")])
     schedule = s_tir.Schedule(with_infinite_bounds(function))
     assert float(schedule.get(schedule.get_sblock("top")).init.value.value) == -np.inf
+
+
+def test_whether_a_number_is_finite_reads_it_once() -> None:
+    x = relax.Var("x", relax.TensorType(SPECIAL.shape, "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        builder.emit_func_output(relax.Tuple([builder.emit(relax.op.isfinite(x))]))
+    module = relax.transform.LegalizeOps(dict(LEGALIZATIONS))(builder.get())
+    [function] = [f for f in module.functions.values() if isinstance(f, tirx.PrimFunc)]
+    *_, computed = function.script().strip().splitlines()
+    assert computed.count(f"{function.params[0].name}[v_i0]") == 1
+    np.testing.assert_array_equal(run_llvm(module, SPECIAL)[0], np.isfinite(SPECIAL))
