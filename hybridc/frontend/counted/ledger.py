@@ -18,6 +18,8 @@ Count = int | Factors
 """Of a padded axis: the number of its count, or what it was made of."""
 Axes = Mapping[int, Count]
 """By axis, how many elements there are."""
+Extents = tuple[tuple[int, Count | None], ...]
+"""Of axes: each is so long, and of its elements those count whose count is given, or all."""
 Samples = tuple[int, ...]
 """A number at each of a few sizes that the open dimensions of a network may have; those come first that are
 smallest. Of what data determine nothing is known: there are none."""
@@ -38,6 +40,8 @@ class Ledger:
         self._shapes: dict[ir.Value, tuple[tuple[int, ...], ...]] = {}
         self._zeros: set[tuple[ir.Value, int]] = set()
         self._varying: dict[ir.Value, tuple[np.ndarray, ...]] = {}
+        self._listed: dict[ir.Value, Extents] = {}
+        self._chosen: dict[ir.Value, Extents] = {}
 
     def axes(self, value: ir.Value | None) -> Axes:
         """Of a value; empty if there is no padding in it."""
@@ -141,6 +145,26 @@ class Ledger:
         """What a constant is at a few sizes; none if they do not decide it."""
         return () if value is None else self._varying.get(value, ())
 
+    def list_extents(self, value: ir.Value, extents: Extents) -> ir.Value:
+        """The value, of which it is noted that its elements are these extents."""
+        self._listed[value] = extents
+        for extent, count in extents:
+            if isinstance(count, int):
+                self._listed.setdefault(self._counts[count], ((extent, count),))
+        return value
+
+    def listed(self, value: ir.Value) -> Extents | None:
+        """The extents that a value lists, None if they are not known."""
+        return self._listed.get(value)
+
+    def choose_by(self, mask: ir.Value, count: int) -> None:
+        """Note how many elements of a mask are true."""
+        self._chosen[mask] = ((math.prod(shape_of(mask)), count),)
+
+    def chosen(self, mask: ir.Value) -> Extents | None:
+        """How many elements of a mask are true, None if nothing asks for their places."""
+        return self._chosen.get(mask)
+
     def follows(self, samples: Samples) -> tuple[int, int] | None:
         """The number of a count, and what must be added to it to get a number that has these samples."""
         for number, known in enumerate(self._samples):
@@ -197,6 +221,9 @@ class Ledger:
                 self._axes[after] = self._axes[before]
             if before in self._shapes:
                 self._shapes[after] = self._shapes[before]
+            for noted in (self._listed, self._chosen):
+                if before in noted:
+                    noted[after] = noted[before]
             self._zeros.update((after, axis) for axis in self.axes(before) if (before, axis) in self._zeros)
             self._counts = [after if count is before else count for count in self._counts]
 

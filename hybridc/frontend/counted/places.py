@@ -9,7 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from hybridc.frontend.counted.along import same
-from hybridc.frontend.counted.ledger import Axes, Count, Factors, Ledger
+from hybridc.frontend.counted.extents import extents
+from hybridc.frontend.counted.ledger import Axes, Count, Extents, Factors, Ledger
 from hybridc.frontend.counted.rules import ALONG, check_places, elementwise
 from hybridc.frontend.expand.builder import Builder, Unsupported, constant_of, dtype_of, operand, shape_of
 from hybridc.frontend.values import constant_array
@@ -24,16 +25,22 @@ def reshape(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]
     """
     x = operand(node, 0)
     source = shape_of(x)
-    told = [int(extent) for extent in constant_of(operand(node, 1), "a shape").reshape(-1)]
+    listed = extents(operand(node, 1), ledger)
+    if listed is None:
+        raise Unsupported("needs a shape that is constant")
+    told = [extent for extent, _ in listed]
+    counts = {axis: count for axis, (_, count) in enumerate(listed) if count is not None}
     target = list(told)
     if not node.attributes.get_int("allowzero", 0):
         target = [source[axis] if extent == 0 else extent for axis, extent in enumerate(told)]
     if -1 in target:
         target[target.index(-1)] = math.prod(source) // -math.prod(target)
     found = _regrouped(source, ledger.axes(x), tuple(target))
-    if any(told[axis] > 0 and not ledger.samples(count) for axis, count in found.items()):
+    by_data = {axis: count for axis, count in found.items() if told[axis] > 0 and not ledger.samples(count)}
+    if by_data != counts:
         raise Unsupported(_MERGED)
-    return [ledger.mark(same(node, x, build)[0], found)]
+    made = build.reshape(x, target) if counts else same(node, x, build)[0]
+    return [ledger.mark(made, found)]
 
 
 def flatten(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]:
@@ -92,11 +99,18 @@ def _joined(group: Sequence[tuple[int, int | None]]) -> Factors:
     return tuple(made)
 
 
-def expand(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]:
-    """New axes are as long as sizes say; all elements along them are the same."""
+def expand(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value] | None:
+    """New axes are as long as sizes or data say; all elements along them are the same."""
     x, result = operand(node, 0), node.outputs[0]
     source = shape_of(x)
-    told = [int(extent) for extent in constant_of(operand(node, 1), "a shape").reshape(-1)]
+    listed = extents(operand(node, 1), ledger)
+    if listed is None and ledger.axes(x):
+        raise Unsupported("needs a shape that is constant")
+    if listed is None or (constant_array(operand(node, 1)) is not None and not ledger.is_padded(node)):
+        return None
+    if any(count is not None for _, count in listed):
+        return [_expanded(x, listed, build, ledger)]
+    told = [extent for extent, _ in listed]
     target = np.broadcast_shapes(source, tuple(told))
     more = len(target) - len(source)
     found = {axis + more: count for axis, count in ledger.axes(x).items()}
@@ -109,6 +123,25 @@ def expand(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]:
                 raise Unsupported("to an extent that is not fixed")
             found[axis] = count
     return [ledger.mark(same(node, x, build)[0], found)]
+
+
+def _expanded(x: ir.Value, listed: Extents, build: Builder, ledger: Ledger) -> ir.Value:
+    """To counts of elements that data determine. Raises Unsupported."""
+    axes, shape = ledger.axes(x), shape_of(x)
+    rank = max(len(listed), len(shape))
+    own: Extents = tuple((extent, axes.get(axis)) for axis, extent in enumerate(shape))
+    missing: Extents = ((1, None),)
+    target, found = [], {}
+    for axis, (mine, told) in enumerate(
+        zip(missing * (rank - len(own)) + own, missing * (rank - len(listed)) + listed, strict=True)
+    ):
+        if mine[1] is not None and told not in ((1, None), mine):
+            raise Unsupported("to an extent that may be another")
+        extent, count = told if mine == (1, None) else mine
+        target.append(extent)
+        if count is not None:
+            found[axis] = count
+    return ledger.mark(build.op("Expand", x, build.constant(target, "int64")), found)
 
 
 def tile(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]:

@@ -51,7 +51,8 @@ def _shape(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]:
         ledger.count(axes[axis], build) if axis in axes else build.constant([shape[axis]], "int64")
         for axis in chosen
     ]
-    return [build.op("Concat", *parts, axis=0)]
+    listed = tuple((shape[axis], axes.get(axis)) for axis in chosen)
+    return [ledger.list_extents(build.op("Concat", *parts, axis=0), listed)]
 
 
 def _size(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]:
@@ -190,7 +191,7 @@ REWRITES: Mapping[str, Rewrite] = {
     "TopK": _top_k,
 }
 """Of nodes with padded operands, or whose constants depend on the sizes of open dimensions."""
-OPENING: Mapping[str, Rewrite] = {"Slice": _slice, "TopK": _top_k}
+OPENING: Mapping[str, Rewrite] = {"Expand": places.expand, "Slice": _slice, "TopK": _top_k}
 """Of nodes whose own operands may say how many elements there are."""
 
 

@@ -32,7 +32,10 @@ def _non_zero(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Valu
         along = build.op("Div", found, stride)
         along = build.op("Mod", along, build.constant(extent, "int64")) if axis else along
         rows.append(build.unsqueeze(along, [0]))
-    return [ledger.mark(build.op("Concat", *rows, axis=0), {1: ledger.add(count)})]
+    number = ledger.add(count)
+    if not ledger.axes(x):
+        ledger.choose_by(x, number)
+    return [ledger.mark(build.op("Concat", *rows, axis=0), {1: number})]
 
 
 def _mask(x: ir.Value, build: Builder, ledger: Ledger) -> ir.Value:

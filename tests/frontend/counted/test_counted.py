@@ -175,13 +175,15 @@ def test_results_have_as_many_elements_on_a_gpu(
         ("y = MatMul(w, rows)", "MatMul"),
         ("y = Gather<axis = 0>(rows, minus)", "Gather"),
         ("y = Tile(rows, twice)", "Tile"),
-        ("extents = Shape(rows) y = Expand(number, extents)", "Expand"),
+        ("extents = Shape(columns) y = Expand(rows, extents)", "Expand"),
+        ("extents = Shape(columns) y = Reshape(rows, extents)", "Reshape"),
         ("back = Constant<value = int64[1] {-2}>() y = Slice(rows, minus, big, axis)", "Slice"),
     ],
 )
 def test_what_would_see_the_padding_is_refused_by_name(node: str, operator: str) -> None:
-    model = parsed(f"""g (float[5, 6] x, bool[5] mask) => (float[N, M] y) {{
+    model = parsed(f"""g (float[5, 6] x, bool[5] mask, bool[5] other) => (float[N, M] y) {{
         rows = Compress<axis = 0>(x, mask)
+        columns = Compress<axis = 0>(x, other)
         axis = Constant<value = int64[1] {{0}}>()
         number = Constant<value = float {{0}}>()
         shape = Constant<value = int64[2] {{5, 6}}>()
@@ -299,3 +301,39 @@ def scattered_feeds(seed: int) -> dict[str, np.ndarray]:
 
 def test_padding_is_scattered_nowhere(tmp_path: Path) -> None:
     assert_agrees(tmp_path / "model.hyb", SCATTERED, map(scattered_feeds, range(5)))
+
+
+SHAPED = """g (float[5, 6] x, bool[5] mask) =>
+(float[N, 6] ones, float[N, 3, 2] parts, float[2, N, 6] both, float[N, 6] chosen, float[N] flat) {
+    zero = Constant<value = int64[1] {0}>()
+    one = Constant<value = int64[1] {1}>()
+    minus = Constant<value = int64[1] {-1}>()
+    two = Constant<value = int64[1] {2}>()
+    three = Constant<value = int64[1] {3}>()
+    number = Constant<value = float {1}>()
+    rows = Compress<axis = 0>(x, mask)
+    extents = Shape(rows)
+    ones = Expand(number, extents)
+    first = Constant<value = int64 {0}>()
+    count = Gather<axis = 0>(extents, first)
+    listed = Unsqueeze(count, zero)
+    shape = Concat<axis = 0>(listed, three, two)
+    parts = Reshape(rows, shape)
+    wide = Concat<axis = 0>(two, extents)
+    both = Expand(rows, wide)
+    where = NonZero(mask)
+    places = Transpose(where)
+    some = GatherND(x, places)
+    numbers = Cast<to = 7>(mask)
+    sum = ReduceSum<keepdims = 1>(numbers, zero)
+    six = Constant<value = int64[1] {6}>()
+    chosen_extents = Concat<axis = 0>(sum, six)
+    chosen = Expand(some, chosen_extents)
+    of_rows = Slice(extents, zero, one, zero)
+    firsts = ReduceMax<axes = [1], keepdims = 0>(rows)
+    flat = Expand(firsts, of_rows)
+}"""
+
+
+def test_shapes_may_be_computed_of_counts(tmp_path: Path) -> None:
+    assert_agrees(tmp_path / "model.hyb", SHAPED, map(masked_feeds, range(5)))
