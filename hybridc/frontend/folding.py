@@ -19,6 +19,7 @@ from hybridc.frontend.counted.rules import RULES
 from hybridc.frontend.counted.sources import SOURCES
 from hybridc.frontend.expand.builder import ORIGIN, Builder, Expansion, NotYet, Unsupported
 from hybridc.frontend.expand.control.choices import CHOICE, CHOICES, Inlining, check_choice
+from hybridc.frontend.expand.control.copies import discard
 from hybridc.frontend.expand.control.sequences import SEQUENCES, Known, Step
 from hybridc.frontend.expand.table import EXPANSIONS
 from hybridc.frontend.inference import computed, inferred, note_computed
@@ -70,6 +71,8 @@ class FoldAndExpand(folding.FoldConstantsPass):
         results = node.outputs if replacement is None else replacement.new_outputs
         if replacement is not None:
             self.ledger.replace(node.outputs, results)
+            if node.op_type == "If" and not node.domain:
+                _discard_branches(node)
         elif node.op_type == "Identity" and not self.ledger.is_same(node.inputs[0], node.outputs[0]):
             # stands for itself: whoever read the operand instead would see no padding
             self._state.set_sym_value(node.outputs[0], node.outputs[0])
@@ -302,6 +305,13 @@ class FoldAndExpand(folding.FoldConstantsPass):
         error.__cause__, error.__suppress_context__ = cause, True
         self._refused.add(node)
         self.refusals.add(error, node)
+
+
+def _discard_branches(node: ir.Node) -> None:
+    """Of an If whose condition is known, in front of which are nodes that nothing else reads."""
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
+            discard(attribute.as_graph())
 
 
 def _shape_read(node: ir.Node) -> np.ndarray | None:

@@ -114,6 +114,23 @@ def test_a_branch_whose_condition_follows_from_shapes_is_taken(opset: int) -> No
     assert [node.op_type for node in network.graph.node] == ["Exp"]
 
 
+def test_nothing_is_left_of_what_only_the_other_branch_reads() -> None:
+    """As torch writes hstack: a Concat along the first axis or, here, along the second."""
+    text = """g (float[2, 3] x) => (float[2, 6] y) {
+        s = SequenceConstruct(x, x)
+        first = Constant<value = int64 {0}>()
+        element = SequenceAt(s, first)
+        extents = Shape(element)
+        rank = Size(extents)
+        one = Constant<value = int64 {1}>()
+        is_list = Equal(rank, one)
+        y = If<then_branch = a () => (float[4, 3] p) { p = ConcatFromSequence<axis = 0>(s) },
+               else_branch = b () => (float[2, 6] q) { q = ConcatFromSequence<axis = 1>(s) }>(is_list)
+    }"""
+    model = assert_expansion_agrees(text)
+    assert [node.op_type for node in model.graph.node] == ["Concat"]
+
+
 @pytest.mark.parametrize(
     ("trips", "wanted"), [("n", "needs a number of trips"), ("m", "more than 100 nodes")]
 )
