@@ -60,6 +60,17 @@ def prompt(model: Callable[[], nn.Module]) -> Architecture:
     return calling(model, inputs, ["logits"], {"batch": (2, 3), "sequence": (7, 10)}, use_cache=False)
 
 
+def experts(model: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """All experts' products in one, which is a form that torch can export."""
+
+    def build() -> nn.Module:
+        whole: Any = model()
+        whole.set_experts_implementation("batched_mm")
+        return whole
+
+    return build
+
+
 def step(model: Callable[[], nn.Module], heads: int, width: int, past: tuple[int, int]) -> Architecture:
     """Reads words behind `past` others, in an export and in the run of one with open dimensions."""
     sizes = {"batch": (2, 3), "sequence": (3, 2), "past": past}
@@ -102,6 +113,17 @@ DECODERS = {
     "qwen3_past": step(of("Qwen3"), heads=2, width=8, past=(4, 6)),
     "gemma2": prompt(of("Gemma2", sliding_window=4, query_pre_attn_scalar=8)),
     "phi3": prompt(of("Phi3")),
+    "bloom": prompt(made("BloomForCausalLM", "Bloom", vocab_size=WORDS, hidden_size=32, n_layer=2, n_head=4)),
+    "mixtral": prompt(experts(of("Mixtral", num_local_experts=4))),
+    "mamba": calling(
+        made(
+            "MambaForCausalLM", "Mamba", vocab_size=WORDS, hidden_size=32, state_size=4, num_hidden_layers=2
+        ),
+        {"input_ids": ids(WORDS, "batch", "sequence")},
+        ["logits"],
+        {"batch": (2, 3), "sequence": (7, 10)},
+        use_cache=False,
+    ),
     "gpt_plain": Architecture(
         Causal,
         {"input_ids": ids(WORDS, "batch", "sequence")},

@@ -46,5 +46,6 @@ ENCODERS = {
     ),
     "mpnet": encoder("MPNet"),
     "xlm_roberta": encoder("XLMRoberta"),
+    "xmod": encoder("Xmod", languages=["en_XX"], default_language="en_XX"),
     "modernbert": encoder("ModernBert", global_attn_every_n_layers=2, local_attention=4, pad_token_id=0),
 }

@@ -227,6 +227,32 @@ class Graph(nn.Module):
         return f.log_softmax(self.nodes(torch.cat([nodes, total], dim=1)), dim=1)
 
 
+class Illustrated(nn.Module):
+    """Words and, in the places of word 1, images, as in language models that see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.images, self.out = nn.Embedding(4, 16), nn.Linear(12, 16), nn.Linear(16, 8)
+
+    def forward(self, words: Tensor, images: Tensor) -> Tensor:
+        embedded = self.words(words)
+        is_image = (words == 1)[..., None].expand_as(embedded)
+        return self.out(f.relu(embedded.masked_scatter(is_image, self.images(images))))
+
+
+class Chosen(nn.Module):
+    """What a mask chooses is computed anew in its place, as by experts, and averaged; pairs are numbered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expert = nn.Linear(12, 12)
+
+    def forward(self, x: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y, chosen = x.clone(), seen > 0
+        y[chosen] = f.gelu(self.expert(x[chosen]))
+        return y, y[chosen].mean(0), seen.cumsum(1) // 2
+
+
 PLAIN = {
     "diffusion": Architecture(
         Diffusion,
@@ -255,6 +281,16 @@ PLAIN = {
             "answer": ids(50, "batch", "answer"),
         },
         {"batch": (2, 3), "sequence": (7, 9), "answer": (5, 6)},
+    ),
+    "illustrated": Architecture(
+        Illustrated,
+        {"words": ids(4, "batch", "sequence"), "images": normal("batch", "sequence", 12)},
+        {"batch": (2, 3), "sequence": (7, 9)},
+    ),
+    "chosen": Architecture(
+        Chosen,
+        {"x": normal("batch", "sequence", 12), "seen": mask("batch", "sequence")},
+        {"batch": (2, 3), "sequence": (7, 9)},
     ),
     "recommender": Architecture(
         Recommender, {"dense": normal("batch", 5), "categories": ids(20, "batch", 3)}, {"batch": (4, 6)}
