@@ -64,6 +64,17 @@ def test_an_axis_needs_no_list() -> None:
     assert list(axes.dims) == [1]
 
 
+def test_what_may_be_in_any_order_is_sorted() -> None:
+    text = """g (float[3,9] x) => (float[3] y) {
+        k = Constant<value = int64[1] {4}>()
+        values, places = TopK <sorted=0> (x, k)
+        y = ReduceSum <keepdims=0> (values, a)
+    }"""
+    result = assert_expansion_agrees(text, {"a": np.array([1])})
+    [ranked] = [node for node in result.graph.node if node.op_type == "TopK"]
+    assert "sorted" not in {each.name for each in ranked.attribute}
+
+
 def test_determinants_of_small_matrices() -> None:
     for rows in (1, 2, 3, 4):
         assert_expansion_agrees(f"g (float[5,{rows},{rows}] x) => (float[5] y) {{ y = Det (x) }}", seed=rows)

@@ -103,6 +103,14 @@ def _space_to_depth(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
     return [build.reshape(moved, [batch, channels * block**2, height // block, width // block])]
 
 
+def _top_k(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
+    """In any order: sorted."""
+    if node.attributes.get_int("sorted", 1):
+        return None
+    attributes = {name: each.value for name, each in node.attributes.items() if name != "sorted"}
+    return build.ops("TopK", list(node.inputs), attributes, results=2)
+
+
 def _unsqueeze(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
     """Of one axis that is not in a list, as torch writes it for queries in groups."""
     axes = constant_array(given(node, 1))
@@ -117,5 +125,6 @@ STANDARD: Mapping[str, Expansion] = {
     "OneHot": _one_hot,
     "Pad": _pad,
     "SpaceToDepth": _space_to_depth,
+    "TopK": _top_k,
     "Unsqueeze": _unsqueeze,
 }
