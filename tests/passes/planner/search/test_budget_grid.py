@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,10 @@ from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.problem import Problem, problem_of
 from hybridc.passes.planner.search import budget_grid as grid
 from hybridc.passes.planner.search.budget_grid import Wish, anchors, plan_all_budgets
+from hybridc.passes.planner.search.placed_moves import placed_moves
 from hybridc.passes.planner.search.policies import all_cpu, layer_splits
 from tests.support.graphs import GraphBuilder, machine
+from tests.support.planner_graphs import random_dag
 
 UNIT = ALIGNMENT_BYTES
 
@@ -107,6 +110,33 @@ def test_a_known_time_that_no_plan_beats_ends_the_search(monkeypatch: pytest.Mon
     below, above = anchors(problem, 0)[-5:-3]
     wish = Wish((below + above) // 2, known_us=1e-9)
     assert plan_all_budgets(context(), [wish], smallest)[0].makespan_us >= wish.known_us
+
+
+@pytest.mark.parametrize("share", [0.8, 0.97, 1.02, 1.3])
+@pytest.mark.parametrize("seed", range(2))
+def test_nothing_is_missed_that_is_faster_than_a_known_time(
+    seed: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, moved = random_dag(seed, 14), list[Problem]()
+
+    def noted(context: PlanningContext, problem: Problem, *operands: Any) -> PlacedPlan:
+        moved.append(problem)
+        return placed_moves(context, problem, *operands)
+
+    monkeypatch.setattr(grid, "placed_moves", noted)
+    searched = PlanningContext(graph, machine(), effort=Effort(0.02))
+    problem = replace(searched.problem, budget_bytes=0)
+    smallest = materialize(searched, problem, all_cpu(problem, lambda _: 0.0))
+    budgets = [int(resident_bytes_bound(problem) * part) for part in (0.3, 0.6, 0.95)]
+    full = plan_all_budgets(searched, [Wish(b) for b in budgets], smallest)
+    in_full = len(moved)
+    moved.clear()
+    known_us = [share * placed.makespan_us for placed in full]
+    wishes = [Wish(b, us) for b, us in zip(budgets, known_us, strict=True)]
+    found = plan_all_budgets(searched, wishes, smallest)
+    assert len(moved) <= in_full and (share > 0.9 or len(moved) < in_full)
+    for us, placed, one in zip(known_us, found, full, strict=True):
+        assert min(us, placed.makespan_us) == min(us, one.makespan_us)
 
 
 def test_the_search_ends_where_nothing_can_be_faster() -> None:
