@@ -80,16 +80,20 @@ def _scattered(
     build: Builder,
     ledger: Ledger,
 ) -> ir.Value:
-    """Padding of the indices is written in front of the data, where no index leads that counts."""
+    """Padding of the indices is written in front of the data, where no index leads that counts: what leads
+    in front of the data leads in front of that, too, as it is refused when the network runs."""
     padded: Axes = ledger.axes(operand(node, 1))
     attributes = {name: each.value for name, each in node.attributes.items()}
     if not padded:
         [result] = build.ops(node.op_type, [data, indices, updates], attributes)
         return ledger.mark(result, ledger.axes(data))
     dtype, extent = dtype_of(indices), shape_of(data)[axis]
-    behind = build.op("Add", indices, build.constant(step, dtype))
+    steps = build.constant(step, dtype)
+    behind, before = build.op("Add", indices, steps), build.op("Sub", indices, steps)
     from_end = build.op("Less", indices, build.like(indices, 0))
-    moved = typed(build.op("Where", from_end, indices, behind), dtype, shape_of(indices))
+    is_outside = build.op("Less", indices, build.like(indices, -extent))
+    moved = build.op("Where", from_end, build.op("Where", is_outside, before, indices), behind)
+    moved = typed(moved, dtype, shape_of(indices))
     moved = ledger.filled(moved, padded, build.like(indices, 0), build)
     longer = build.op("Concat", build.slice(data, axis, 0, 1), data, axis=axis)
     [result] = build.ops(node.op_type, [longer, moved, updates], attributes)

@@ -10,7 +10,7 @@ import pytest
 import tvm
 
 import hybridc
-from hybridc.errors import ModelError
+from hybridc.errors import HybridcError, ModelError
 from hybridc.frontend import read_model
 from tests.support.expansion import expanded, parsed
 
@@ -301,6 +301,34 @@ def scattered_feeds(seed: int) -> dict[str, np.ndarray]:
 
 def test_padding_is_scattered_nowhere(tmp_path: Path) -> None:
     assert_agrees(tmp_path / "model.hyb", SCATTERED, map(scattered_feeds, range(5)))
+
+
+@pytest.mark.isa("avx2")
+@pytest.mark.parametrize("scatter", ["ScatterND(x, indices, added)", "ScatterElements(x, indices, added)"])
+def test_indices_outside_of_what_is_scattered_into_are_refused(scatter: str, tmp_path: Path) -> None:
+    column = "indices = Transpose(moved)" if "ND" in scatter else "indices = Squeeze(moved, first)"
+    text = f"""g (float[4] x, bool[5] mask, int64 more, float[5] values) => (float[4] y) {{
+        first = Constant<value = int64[1] {{0}}>()
+        places = NonZero(mask)
+        moved = Add(places, more)
+        {column}
+        added = Compress<axis = 0>(values, mask)
+        y = {scatter}
+    }}"""
+    x, values = np.zeros(4, np.float32), np.arange(1, 6, dtype=np.float32)
+    hybridc.compile(parsed(text), tmp_path / "model.hyb", target="avx2")
+    with hybridc.load(tmp_path / "model.hyb") as session:
+
+        def written(place: int, more: int) -> np.ndarray:
+            feeds = {"x": x, "mask": np.arange(5) == place, "more": np.array(more), "values": values}
+            return session.run(None, feeds)[0]
+
+        np.testing.assert_array_equal(written(0, -4), [1, 0, 0, 0])
+        np.testing.assert_array_equal(written(3, 0), [0, 0, 0, 4])
+        for place, more in [(4, 0), (0, -5), (0, -6)]:
+            with pytest.raises(HybridcError) as caught:
+                written(place, more)
+            assert caught.value.code == "HC560"
 
 
 SHAPED = """g (float[5, 6] x, bool[5] mask) =>
