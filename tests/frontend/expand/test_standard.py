@@ -75,6 +75,16 @@ def test_what_may_be_in_any_order_is_sorted() -> None:
     assert "sorted" not in {each.name for each in ranked.attribute}
 
 
+@pytest.mark.isa("avx2")
+@pytest.mark.parametrize("zero", ["0.0", "-0.0"])
+def test_division_by_zero(zero: str, tmp_path: Path) -> None:
+    text = f"g (float[4] x) => (float[4] y) <float zero = {{{zero}}}> {{ y = Div (x, zero) }}"
+    feeds = {"x": np.array([2, 0, -1, np.inf], np.float32)}
+    hybridc.compile(parsed(text), tmp_path / "model.hyb", target="avx2")
+    with hybridc.load(tmp_path / "model.hyb") as session, np.errstate(all="ignore"):
+        np.testing.assert_array_equal(session.run(None, feeds)[0], feeds["x"] / np.float32(zero))
+
+
 def test_determinants_of_small_matrices() -> None:
     for rows in (1, 2, 3, 4):
         assert_expansion_agrees(f"g (float[5,{rows},{rows}] x) => (float[5] y) {{ y = Det (x) }}", seed=rows)

@@ -45,6 +45,15 @@ def _bit_shift(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
     return [build.op("Where", is_outside, left, shifted)]
 
 
+def _division(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
+    """By a constant 0, which TVM refuses to divide by: a product with infinity is the same."""
+    divisor = constant_array(operand(node, 1))
+    if divisor is None or divisor.size != 1 or divisor.dtype.kind in "iu" or divisor.any():
+        return None
+    reciprocal = np.copysign(np.full_like(divisor, np.inf), divisor)
+    return [build.op("Mul", operand(node, 0), build.constant(reciprocal, dtype_of(operand(node, 1))))]
+
+
 def _equal(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
     """Of booleans, which code generation compares as if they were floating-point numbers."""
     if dtype_of(operand(node, 0)) != ir.DataType.BOOL:
@@ -121,6 +130,7 @@ def _unsqueeze(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
 
 STANDARD: Mapping[str, Expansion] = {
     "BitShift": _bit_shift,
+    "Div": _division,
     "Equal": _equal,
     "OneHot": _one_hot,
     "Pad": _pad,
