@@ -298,7 +298,8 @@ class FoldAndExpand(folding.FoldConstantsPass):
         names, remedy = self.ledger.names(node) if self.is_counting else (), "export the network without it"
         if names:
             what += f": {' and '.join(map(repr, names))}"
-            remedy = f"list the sizes that you need, for example --dim {names[0]}=64,128"
+            options = " ".join(f"--dim {name}=64,128" for name in names)
+            remedy = f"list the sizes that you need, for example {options}"
             if self.for_training:
                 remedy = "train on whole batches alone: give --batch one number"
         error = ModelError(code, what, where=where, remedy=remedy)

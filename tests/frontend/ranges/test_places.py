@@ -32,6 +32,8 @@ def test_places_along_an_axis_with_padding_between_are_refused(operator: str) ->
     with pytest.raises(ModelError) as refused:
         padded(network(f"flat = Reshape(x, rows) {MERGED[operator]}"), DIMS, BUCKET)
     assert refused.value.code == "HC114" and f"({operator})" in refused.value.where
+    named = [name for name in DIMS if repr(name) in refused.value.what]
+    assert all(f"--dim {name}=64,128" in refused.value.remedy for name in named)
 
 
 def run(text: str, bucket: tuple[Interval, ...] = BUCKET) -> None:
