@@ -21,7 +21,13 @@ from hybridc.frontend.converters import CONVERTERS
 from hybridc.frontend.expand.table import is_expanded
 from hybridc.frontend.folding import origin
 from hybridc.frontend.names import safe_names
-from hybridc.frontend.restrictions import FOLDED_AWAY, check_elements, check_nodes
+from hybridc.frontend.restrictions import (
+    FOLDED_AWAY,
+    check_elements,
+    check_nodes,
+    is_undecided,
+    remedy_of,
+)
 from hybridc.frontend.values import NARROW_TYPES, static_shape, stored_as
 
 FROZEN_ELEMENTS = 64
@@ -242,11 +248,15 @@ class _GraphImporter:
                 yield binding, origin
 
     def _failure(self, node: ir.Node, error: Exception) -> ModelError:
+        where = f"{self.name}: node {self._origin(node)!r} ({node.op_type})"
+        if is_undecided(node):
+            what = f"{node.op_type} needs sizes and axes that are constant"
+            return ModelError(codes.IMPORT_FAILED, what, where=where, remedy=remedy_of(node))
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return ModelError(
             codes.IMPORT_FAILED,
             f"cannot import the node: {type(error).__name__}: {lines[-1].strip()}",
-            where=f"{self.name}: node {self._origin(node)!r} ({node.op_type})",
+            where=where,
             remedy="fix dynamic dimensions with --shape or --dim, or export the node in another form",
         )
 

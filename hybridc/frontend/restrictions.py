@@ -19,6 +19,8 @@ MAX_ELEMENTS = 1 << 38
 MAX_RANGE_ELEMENTS = 1 << 26
 """Of a constant `Range`, which TVM's importer computes when it imports the node: 512 MiB of int64."""
 
+_WITHOUT = "export the network without it"
+
 
 def check_nodes(graph: ir.Graph, name: str, refusals: codes.Refusals) -> None:
     """Refuse nodes of unsupported types (ModelError HC110), then those whose results would be wrong (HC114),
@@ -81,15 +83,21 @@ def _check_restriction(node: ir.Node, name: str) -> None:
             codes.WRONG_RESULT,
             f"{node.op_type} {reason}",
             where=f"{name}: node {node.name!r} ({node.op_type})",
-            remedy=_remedy(node),
+            remedy=remedy_of(node) if node.op_type in _UNKNOWN else _WITHOUT,
         )
 
 
-def _remedy(node: ir.Node) -> str:
+def is_undecided(node: ir.Node) -> bool:
+    """Whether operands that say how many elements there are, or where, are not constant."""
+    deciding = [node.inputs[i] for i in SHAPE_OPERANDS.get(node.op_type, ())[: len(node.inputs)]]
+    return any(value is not None and constant_array(value) is None for value in deciding)
+
+
+def remedy_of(node: ir.Node) -> str:
     """What is decided by an input that is a number or a list is constant as soon as the input is."""
-    behind = _inputs_behind(node) if node.op_type in _UNKNOWN else []
+    behind = _inputs_behind(node)
     options = " ".join(f"--value {shlex.quote(f'{name}=NUMBER')}" for name in behind)
-    return f"make what decides it a constant: {options}" if behind else "export the network without it"
+    return f"make what decides it a constant: {options}" if behind else _WITHOUT
 
 
 def _inputs_behind(node: ir.Node) -> list[str]:

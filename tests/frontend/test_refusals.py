@@ -243,6 +243,15 @@ def test_an_input_that_counts_trips_is_to_be_a_constant(make_model):
     assert error.remedy == "make what decides it a constant: --value rate=NUMBER"
 
 
+def test_sizes_of_parts_are_to_be_constant(make_model):
+    parts = make_node("Split", ["x", "sizes"], ["y", "z"])
+    model = make_model([parts], {"x": [3], "sizes": [2]}, ["y", "z"])
+    model.graph.input[1].type.tensor_type.elem_type = TensorProto.INT64
+    error = refusal(model)
+    assert error.code == codes.IMPORT_FAILED
+    assert error.remedy == "make what decides it a constant: --value sizes=NUMBER"
+
+
 def test_unknown_rank_needs_a_shape(make_model):
     model = make_model([make_node("Relu", ["x"], ["y"])], {"x": [1]}, ["y"])
     model.graph.input[0].type.tensor_type.ClearField("shape")
