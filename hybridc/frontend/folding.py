@@ -33,7 +33,7 @@ parts whose sizes are given."""
 _UNKNOWN = "cannot read what has an extent that is not fixed"
 _READING_SIZES = ("Gather", "Slice")
 """Operators whose constants may depend on sizes: their rule looks at them."""
-_KNOWN_BY_EXTENTS = ("Expand", "Reshape", "Resize", "Tile")
+_KNOWN_BY_EXTENTS = ("Expand", "Reshape", "Resize", "Tile", "TopK")
 """Operators whose constants say no more than the extents of the result, which are checked."""
 _WITH_BODIES = ("If", "Loop", "Scan", "SequenceMap")
 """Operators that have graphs for attributes."""

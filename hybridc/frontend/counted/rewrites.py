@@ -128,12 +128,12 @@ def _end(ends: ir.Value, position: int, extent: ir.Value, build: Builder) -> ir.
 
 
 def _top_k(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value] | None:
-    """Of all elements, where data say how many: the padding is what would come last."""
+    """Of all elements, where data or sizes say how many: the padding is what would come last."""
     x = operand(node, 0)
     padded, shape = ledger.axes(x), shape_of(x)
     k = given(node, 1)
     known = node.attributes.get_int("k", None) if k is None else constant_array(k)
-    if not padded and known is not None:
+    if not padded and known is not None and not ledger.varying(k):
         return None
     axis = node.attributes.get_int("axis", -1) % len(shape)
     if axis in padded:
@@ -146,6 +146,11 @@ def _top_k(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value] 
         raise Unsupported("of what has an extent that is not fixed needs opset 10")
     results = build.ops("TopK", [x, build.constant([bound], "int64")], kept, results=2)
     found = {a: number for a, number in padded.items() if a != axis}
+    if ledger.varying(k):
+        taken = ledger.sized(bound, ledger.extents(node.outputs[0], axis), build)
+        if taken is None:
+            raise Unsupported("of a number of elements that does not follow from a size")
+        return [ledger.mark(result, {**found, axis: taken}) for result in results]
     limits = [ledger.count(padded[axis], build)] if axis in padded else []
     samples = ledger.samples(padded[axis]) if axis in padded and known is not None else ()
     if known is None and k is not None:

@@ -73,6 +73,10 @@ ROWS = {
     "layers": "scale = Constant<value = float[6] {1, 2, 3, 4, 5, 6}>()"
     " y = LayerNormalization<axis = -1>(x, scale)",
     "top": "two0 = Constant<value = int64[1] {2}>() y, i = TopK<axis = 1>(x, two0)",
+    "sorted": "shape = Shape(x) s = Slice(shape, one, two) y, i = TopK<axis = 1, largest = 0>(x, s)",
+    "order": "shape = Shape(x) s = Slice(shape, one, two) v, y = TopK<axis = 1>(x, s)",
+    "as many as samples": "shape = Shape(x) n = Slice(shape, zero, one) y, i = TopK<axis = 0>(w, n)",
+    "sorted samples": "shape = Shape(x) n = Slice(shape, zero, one) y, i = TopK<axis = 0>(x, n)",
     "padded": "pads = Constant<value = int64[6] {0, 0, 1, 0, 0, 2}>() y = Pad(x, pads)",
     "elements by size": "wide = Cast<to = 7>(m) column = Unsqueeze(wide, minus)"
     " y = GatherElements<axis = 1>(x, column)",
@@ -127,6 +131,7 @@ REFUSED = {
     "Add": "shape = Shape(x) s = Gather(shape, at) f = Cast<to = 1>(s) r = Sqrt(f) y = Add(x, r)",
     "Trilu": "shape = Shape(x) s = Gather(shape, at) y = Trilu(x, s)",
     "Relu": "flat = Reshape(x, minus) y = Relu(flat)",
+    "TopK": "shape = Shape(x) s = Slice(shape, one, two) half0 = Div(s, two) y, i = TopK<axis = 1>(x, half0)",
 }
 
 
