@@ -97,7 +97,7 @@ def _follow_constant(value: ir.Value, arrays: Sequence[np.ndarray], ledger: Ledg
     """A longer constant whose first elements stay the same is padded; any other that changes varies."""
     whole = constant_array(value)
     assert whole is not None
-    if all(array.shape == whole.shape and np.array_equal(array, whole) for array in arrays):
+    if all(np.array_equal(array, whole, equal_nan=True) for array in arrays):
         return
     axes = _axes_of(whole, arrays, ledger, build)
     if axes is None or not all(_is_part(array, whole) for array in arrays):
@@ -107,7 +107,7 @@ def _follow_constant(value: ir.Value, arrays: Sequence[np.ndarray], ledger: Ledg
 
 
 def _is_part(array: np.ndarray, whole: np.ndarray) -> bool:
-    return np.array_equal(array, whole[tuple(map(slice, array.shape))])
+    return np.array_equal(array, whole[tuple(map(slice, array.shape))], equal_nan=True)
 
 
 def _axes_of(whole: np.ndarray, arrays: Sequence[np.ndarray], ledger: Ledger, build: Builder) -> Axes | None:
