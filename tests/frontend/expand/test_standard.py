@@ -85,6 +85,16 @@ def test_division_by_zero(zero: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(session.run(None, feeds)[0], feeds["x"] / np.float32(zero))
 
 
+@pytest.mark.isa("avx2")
+@pytest.mark.parametrize("text", ["y = Mul (x, zero)", "y = Mul (zero, x)", "d = Sub (x, x) y = Div (x, d)"])
+def test_what_is_not_finite_is_seen_through_zeros(text: str, tmp_path: Path) -> None:
+    text = f"g (float[5] x) => (float[5] y) <float zero = {{0.0}}> {{ {text} }}"
+    x = np.array([2, 0, -1, np.inf, np.nan], np.float32)
+    hybridc.compile(parsed(text), tmp_path / "model.hyb", target="avx2")
+    with hybridc.load(tmp_path / "model.hyb") as session, np.errstate(all="ignore"):
+        np.testing.assert_array_equal(session.run(None, {"x": x})[0], x / (x - x) if "Div" in text else x * 0)
+
+
 def test_determinants_of_small_matrices() -> None:
     for rows in (1, 2, 3, 4):
         assert_expansion_agrees(f"g (float[5,{rows},{rows}] x) => (float[5] y) {{ y = Det (x) }}", seed=rows)

@@ -77,6 +77,7 @@ ROWS = {
     "order": "shape = Shape(x) s = Slice(shape, one, two) v, y = TopK<axis = 1>(x, s)",
     "as many as samples": "shape = Shape(x) n = Slice(shape, zero, one) y, i = TopK<axis = 0>(w, n)",
     "sorted samples": "shape = Shape(x) n = Slice(shape, zero, one) y, i = TopK<axis = 0>(x, n)",
+    "nothing left": "d = Sub(x, x) y = Add(x, d)",
     "no numbers": "nan = Constant<value = float {nan}>() is_less = Less(x, half) y = Where(is_less, nan, x)",
     "padded": "pads = Constant<value = int64[6] {0, 0, 1, 0, 0, 2}>() y = Pad(x, pads)",
     "elements by size": "wide = Cast<to = 7>(m) column = Unsqueeze(wide, minus)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -19,7 +20,7 @@ from hybridc.frontend.expand.builder import (
     shape_of,
     typed,
 )
-from hybridc.frontend.values import constant_array
+from hybridc.frontend.values import constant_array, static_shape
 
 SHIFT_WITHIN = "ShiftWithin"
 """BitShift by numbers from 0 to below the width of the type: an operator that no file can have."""
@@ -43,6 +44,30 @@ def _bit_shift(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
     if dtype.is_signed() and direction == "RIGHT":
         left = build.op("Where", build.op("Less", x, zero), build.like(x, -1), zero)
     return [build.op("Where", is_outside, left, shifted)]
+
+
+def _product(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
+    """With a constant 0, which TVM takes for 0 whatever the other operand is."""
+    for x, factor in ((0, 1), (1, 0)):
+        known = constant_array(operand(node, factor))
+        if known is not None and known.size == 1 and not known.any():
+            return _nothing(node, operand(node, x), build)
+    return None
+
+
+def _difference(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
+    """Of a value and itself, as of a product with 0."""
+    x = operand(node, 0)
+    return _nothing(node, x, build) if x is operand(node, 1) else None
+
+
+def _nothing(node: ir.Node, x: ir.Value, build: Builder) -> Sequence[ir.Value] | None:
+    """0 where a number is finite, else no number."""
+    shape = static_shape(node.outputs[0])
+    if not dtype_of(x).is_floating_point() or shape is None or shape != static_shape(x):
+        return None
+    is_finite = build.op("Less", build.op("Abs", x), build.like(x, math.inf))
+    return [build.op("Where", is_finite, build.like(x, 0), build.like(x, math.nan))]
 
 
 def _division(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
@@ -132,9 +157,11 @@ STANDARD: Mapping[str, Expansion] = {
     "BitShift": _bit_shift,
     "Div": _division,
     "Equal": _equal,
+    "Mul": _product,
     "OneHot": _one_hot,
     "Pad": _pad,
     "SpaceToDepth": _space_to_depth,
+    "Sub": _difference,
     "TopK": _top_k,
     "Unsqueeze": _unsqueeze,
 }
