@@ -130,7 +130,7 @@ def _batch_loop(block: s_tir.SBlock, axes: Mapping[tirx.Var, Label]) -> IterVar 
             raise IsSummed
         if axis is not None:
             at = read.region[axis]
-            if int(at.extent) != 1:
+            if not isinstance(at.extent, tirx.IntImm) or int(at.extent) != 1:
                 return False
             found.append(at.min)
     if not found:

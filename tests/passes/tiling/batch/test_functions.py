@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tvm
 from tvm import te, tirx
 
+import hybridc
 from hybridc.passes.tiling.batch.functions import SUM, IsSummed, batch_function
 from hybridc.passes.training.kernels.scatter import take_gradient
+from tests.support.expansion import parsed
+from tests.support.machines import EAGER_GPU
 
 SHAPE = (6, 4)
 
@@ -118,3 +123,13 @@ def run(compiled: tirx.PrimFunc, x: np.ndarray) -> np.ndarray:
     result = tvm.runtime.tensor(np.zeros([int(e) for e in compiled.params[1].shape], np.float32))
     executable["main"](tvm.runtime.tensor(x), result)
     return result.numpy()
+
+
+def test_loop_of_no_constant_extent_is_left_whole(tmp_path: Path) -> None:
+    """As those of TopK have along an axis that is taken for the samples."""
+    text = """g (float[48] x) => (float[4] y, int64[4] i) {
+        four = Constant<value = int64[1] {4}>()
+        y, i = TopK(x, four)
+    }"""
+    options: dict[str, Any] = {"gpu_memory": "50%", "machine": EAGER_GPU, "plan_seconds": 0.05}
+    hybridc.compile(parsed(text), tmp_path / "model.hyb", target="cuda:sm_80+avx2", **options)
