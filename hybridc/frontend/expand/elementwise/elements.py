@@ -49,8 +49,7 @@ def _bit_shift(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
 def _product(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
     """With a constant 0, which TVM takes for 0 whatever the other operand is."""
     for x, factor in ((0, 1), (1, 0)):
-        known = constant_array(operand(node, factor))
-        if known is not None and known.size == 1 and not known.any():
+        if _is_zero(operand(node, factor)):
             return _nothing(node, operand(node, x), build)
     return None
 
@@ -70,11 +69,18 @@ def _nothing(node: ir.Node, x: ir.Value, build: Builder) -> Sequence[ir.Value] |
     return [build.op("Where", is_finite, build.like(x, 0), build.like(x, math.nan))]
 
 
+def _is_zero(value: ir.Value) -> bool:
+    """Whether a value is one constant 0; of longer ones, such as weights, nothing is read."""
+    shape = static_shape(value)
+    known = constant_array(value) if shape is not None and math.prod(shape) == 1 else None
+    return known is not None and not known.any()
+
+
 def _division(node: ir.Node, build: Builder) -> Sequence[ir.Value] | None:
     """By a constant 0, which TVM refuses to divide by: a product with infinity is the same."""
-    divisor = constant_array(operand(node, 1))
-    if divisor is None or divisor.size != 1 or divisor.dtype.kind in "iu" or divisor.any():
+    if not _is_zero(operand(node, 1)) or not dtype_of(operand(node, 1)).is_floating_point():
         return None
+    divisor = constant_of(operand(node, 1), "a divisor")
     reciprocal = np.copysign(np.full_like(divisor, np.inf), divisor)
     return [build.op("Mul", operand(node, 0), build.constant(reciprocal, dtype_of(operand(node, 1))))]
 
