@@ -33,7 +33,7 @@ def _non_zero(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Valu
         along = build.op("Mod", along, build.constant(extent, "int64")) if axis else along
         rows.append(build.unsqueeze(along, [0]))
     number = ledger.add(count)
-    if not ledger.axes(x):
+    if not ledger.axes(x) and x.dtype == ir.DataType.BOOL:  # a sum of other numbers is no count
         ledger.choose_by(x, number)
     return [ledger.mark(build.op("Concat", *rows, axis=0), {1: number})]
 

@@ -365,3 +365,15 @@ SHAPED = """g (float[5, 6] x, bool[5] mask) =>
 
 def test_shapes_may_be_computed_of_counts(tmp_path: Path) -> None:
     assert_agrees(tmp_path / "model.hyb", SHAPED, map(masked_feeds, range(5)))
+
+
+def test_sum_of_other_numbers_than_a_mask_is_no_count() -> None:
+    text = """g (float[5] x, int64[5] numbers) => (float[N] y, int64[1, M] where) {
+        zero = Constant<value = int64[1] {0}>()
+        where = NonZero(numbers)
+        sum = ReduceSum<keepdims = 1>(numbers, zero)
+        one = Constant<value = float {1}>()
+        y = Expand(one, sum)
+    }"""
+    with pytest.raises(ModelError):
+        hybridc.compile(parsed(text), stop_after="graph", target="avx2")
