@@ -72,6 +72,11 @@ class Isa:
         return self.dot_product_unit is not None and self.dot_product_unit.has_bf16
 
     @property
+    def has_tiles(self) -> bool:
+        """Whether it multiplies tiles of low-precision numbers."""
+        return self.dot_product_unit is not None and self.dot_product_unit.is_amx
+
+    @property
     def sums_in_flight(self) -> int:
         """Accumulators below which multiply-adds wait for their own results."""
         return self.fma_latency * self.fma_ports

@@ -145,7 +145,7 @@ class _Run:
     ) -> float:
         def changed(arrays: list[np.ndarray], start: int = 0) -> list[np.ndarray]:
             return [
-                rounded(array, self._dtype) if i in positions else array
+                rounded(array, self._dtype).astype(array.dtype) if i in positions else array
                 for i, array in enumerate(arrays, start)
             ]
 

@@ -85,21 +85,29 @@ def dequantized_rows(
 
 def _code(layout: PackedLayout, k: te.Expr, byte_at: Callable[[te.Expr], te.Expr]) -> te.Expr:
     if layout.bits == 8:
-        return number_of_code(layout, byte_at(k))
+        return number_of_code(layout, byte_at(k).asobject())  # a slice of a tensor has no type
     half, inner = layout.span // 2, k % layout.span
     pair = byte_at(k // layout.span * half + inner % half).astype("int32")
     return number_of_code(layout, (pair >> (inner // half * 4).astype("int32")) & 15)
 
 
 def number_of_code(layout: PackedLayout, code: ir.Expr) -> ir.Expr:
-    """In float32. Floating-point codes are unsigned integers here, with nothing above their bits."""
+    """In float32; of a code, or of a vector of them. Floating-point codes are unsigned integers here, with
+    nothing above their bits."""
     if not layout.exponent:
-        return code.astype("float32")
+        return with_lanes("float32", code)
     sign, mantissa = 1 << (layout.bits - 1), layout.bits - 1 - layout.exponent
-    wide = code.astype("uint16")
+    wide = with_lanes("uint16", code)
     magnitude = (wide & tirx.const(sign - 1, "uint16")) << tirx.const(10 - mantissa, "uint16")
     moved = magnitude | (wide & tirx.const(sign, "uint16")) << tirx.const(16 - layout.bits, "uint16")
-    return tirx.reinterpret("float16", moved).astype("float32")
+    half = tirx.reinterpret(str(moved.ty.dtype).replace("uint", "float"), moved)
+    return with_lanes("float32", half)
+
+
+def with_lanes(dtype: str, value: ir.Expr) -> ir.Expr:
+    """A number or a vector, converted to as many of another type."""
+    _, x, lanes = str(value.ty.dtype).partition("x")
+    return value.astype(dtype + x + lanes)
 
 
 def _number(layout: PackedLayout, value: te.Expr, scale: te.Expr, *zero: te.Expr) -> te.Expr:

@@ -39,6 +39,8 @@ from hybridc.schedules.cpu.low_precision.bf16_conv1d import (
 )
 from hybridc.schedules.cpu.low_precision.bf16_conv2d import read_bf16_convolution, winograd_is_faster
 from hybridc.schedules.cpu.low_precision.bf16_matmul import read_bf16_product
+from hybridc.schedules.cpu.packed.bf16_rows import bf16_dot
+from hybridc.schedules.cpu.packed.read import Packed, read_packed
 from hybridc.schedules.cpu.wgrad.fourier import is_by_transforms
 from hybridc.schedules.cuda.tensor_core.tensor_core import read_tf32_product, tf32_is_faster
 from hybridc.schedules.rule import PRECISION, PRECISION_NOTE, Request
@@ -55,6 +57,8 @@ class Factors:
     """Whether the result is a gradient of weights."""
     in_floats: str = ""
     """Why they are multiplied in fp32 all the same, by a kernel that gains from bf16 in memory."""
+    reads_bf16: bool = True
+    """Whether the kernel can read a left factor that is bf16 in memory."""
 
 
 Errors = Callable[[Program, Mapping[str, Collection[int]]], Mapping[str, float]]
@@ -73,6 +77,7 @@ def reduce_precision(
     errors: Errors,
     *,
     winograd: bool = True,
+    int8_activations: bool = True,
     threads: int = DEFAULT_THREADS,
     speedup: float = BF16_SPEEDUP,
     functions: FunctionTable | None = None,
@@ -86,12 +91,12 @@ def reduce_precision(
     bf16.
     Raises: what `errors` raises.
     """
-    read = _bf16_reader(program, target, winograd, threads, speedup)
+    read = _bf16_reader(program, target, winograd, threads, speedup, int8_activations)
     factors, notes = _rounded_factors(program, read, rounding_error, errors)
     reduced = marked(program, BF16, factors, notes)
     if target.has_gpu:
         return reduced  # either device may run a kernel, and the GPU's read floats
-    data = {name: found.left for name, found in factors.items() if not found.is_gradient}
+    data = {name: f.left for name, f in factors.items() if f.reads_bf16 and not f.is_gradient}
     return keep_in_bf16(reduced, data, functions)
 
 
@@ -116,8 +121,7 @@ def reduce_step_precision(
     found = _found(program, _bf16_reader(program, target, winograd, threads, speedup))
     factors, notes = _rounded_and_not(found)
     in_floats = {name: f for name, f in found.items() if isinstance(f, Factors) and f.in_floats}
-    unit = target.isa.dot_product_unit
-    if unit is not None and not unit.is_amx and speedup < _LEAST_SPEEDUP:
+    if target.isa.has_bf16 and not target.isa.has_tiles and speedup < _LEAST_SPEEDUP:
         notes |= dict.fromkeys(factors, "this processor multiplies bf16 no faster than fp32")
         factors = {}
     rounded = set[relax.Var]()
@@ -133,14 +137,27 @@ def reduce_step_precision(
 
 
 def _bf16_reader(
-    program: Program, target: Target, winograd: bool, threads: int, speedup: float
+    program: Program,
+    target: Target,
+    winograd: bool,
+    threads: int,
+    speedup: float,
+    int8_activations: bool = True,
 ) -> Callable[[str], Factors | str]:
     constants = constant_arguments(program)
 
     def read(name: str) -> Factors | str:
         function = program.module[name].with_attr(PRECISION, BF16)
-        request = Request(function, constants[name], target, winograd=winograd, threads=threads)
-        return _factors(replace(request, bf16_speedup=speedup))
+        request = Request(
+            function,
+            constants[name],
+            target,
+            winograd=winograd,
+            int8_activations=int8_activations,
+            threads=threads,
+            bf16_speedup=speedup,
+        )
+        return _factors(request)
 
     return read
 
@@ -274,10 +291,21 @@ def _factors(request: Request) -> Factors | str:
                     else reason
                 )
             return _with(factors, is_gradient=True)
+    packed = read_packed(request.function)
+    if packed is not None:
+        return _packed_factors(request, packed)
     product = read_bf16_product(request)
     if product is None:
         return "no bf16 kernel computes this"
     return _positions(product.contraction.nest, product.left.source, product.right.source)
+
+
+def _packed_factors(request: Request, packed: Packed) -> Factors | str:
+    """Rounding the scales changes the weights as much as rounding these, in the worst case."""
+    if bf16_dot(packed, request) is None:
+        return "its rows are rounded to 8 bits, or fp32 is predicted to be as fast"
+    factors = _positions(packed.contraction.nest, packed.contraction.left.source, packed.scales)
+    return factors if isinstance(factors, str) else replace(factors, reads_bf16=False)
 
 
 def _with(factors: Factors | str, *, is_gradient: bool = False, in_floats: str = "") -> Factors | str:

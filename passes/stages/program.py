@@ -132,6 +132,7 @@ def reduce_network_precision(c: FusedNetwork, _: Progress) -> FusedNetwork:
                 options.rounding_error,
                 c.job.rounding,
                 winograd=options.fast_algorithms,
+                int8_activations=options.int8_activations,
                 threads=options.cpu_threads,
                 speedup=options.machine.cpu.bf16_speedup or BF16_SPEEDUP,
                 functions=c.library.table,

@@ -19,6 +19,7 @@ from hybridc.frontend.simplify import simplify
 from hybridc.ir import Device, Role
 from tests.support.expansion import assert_compiled_agrees, parsed
 from tests.support.machines import EAGER_GPU
+from tests.support.narrow import EMULATED, isa_here, rounded
 
 GPU_BYTES = 64 << 20
 
@@ -115,6 +116,56 @@ def test_many_rows_and_float16(rows: int, dtype: str, tmp_path: Path) -> None:
     hybridc.compile(model, tmp_path / "m.hyb", target="avx2")
     assert weight_bytes(tmp_path / "m.hyb") < dense_bytes(model) / 2
     assert_agrees(model, tmp_path / "m.hyb")
+
+
+def dequantized(model: onnx.ModelProto) -> np.ndarray:
+    """The matrix [depth, columns] of a product, in float32."""
+    given = {i.name: numpy_helper.to_array(i) for i in model.graph.initializer}
+    codes = given["w"]
+
+    def nibbles(array: np.ndarray) -> np.ndarray:
+        return np.stack([array & 15, array >> 4], axis=-1).reshape(*array.shape[:-1], -1).astype(np.float32)
+
+    blocks = codes.shape[1]
+    zeros = nibbles(given["z"])[:, :blocks, None] if "z" in given else np.float32(8)
+    weights = given["s"][..., None] * (nibbles(codes) - zeros)
+    return weights.reshape(len(codes), -1).T
+
+
+@pytest.mark.parametrize("target", ["avx512_bf16", *EMULATED, "amx"])
+@pytest.mark.parametrize(
+    ("seed", "rows", "depth"), [(1, 9, 128), (4, 40, 4096), (7, 133, 1024), (8, 64, 384)]
+)
+def test_many_rows_in_bf16(target: str, seed: int, rows: int, depth: int, tmp_path: Path) -> None:
+    """Both factors are rounded to bf16, sums are float32."""
+    isa_here(target)
+    model = product(seed, rows, depth=depth)
+    path = tmp_path / "m.hyb"
+    compiled = hybridc.compile(model, path, target=target, precision="bf16", rounding_error=1.0)
+    assert [k.precision for k in compiled.graphs[0].kernels] == ["bf16"]
+    assert weight_bytes(path) <= 0.45 * dense_bytes(model)
+    shape = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
+    x = np.random.default_rng(1).standard_normal(shape, np.float32)
+    bias = numpy_helper.to_array(model.graph.initializer[-1])
+    factors = (rounded(each).astype(np.float64) for each in (x, dequantized(model)))
+    wanted = np.maximum(np.matmul(*factors) + bias, 0)
+    with hybridc.load(path) as session:
+        (found,) = session.run(None, {"x": x})
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * wanted.max())
+
+
+@pytest.mark.isa("avx512")
+def test_few_rows_and_rounded_ones_are_not_multiplied_in_bf16(tmp_path: Path) -> None:
+    """Few rows wait for memory; where 8 bits are enough of rows, integers are multiplied."""
+    few, eight_bits = product(1, 4), product(1, 64)
+    eight_bits.graph.node[0].attribute.append(helper.make_attribute("accuracy_level", 4))
+    for model in (few, eight_bits):
+        compiled = hybridc.compile(
+            model, tmp_path / "m.hyb", target="avx512_bf16_emulated", precision="bf16", rounding_error=1.0
+        )
+        (kernel,) = compiled.graphs[0].kernels
+        assert kernel.precision == "fp32"
+        assert "8 bits" in kernel.precision_note
 
 
 BEFORE_A_PRODUCT = {

@@ -100,7 +100,7 @@ def schedule_tiles(request: Request, conv: BlockedConvolution, rule: str, pack: 
 
 def accepts_tiles(conv: BlockedConvolution, isa: Isa) -> bool:
     """Whether there are tiles, blocks of sums that fill their rows, and data of blocks or of few channels."""
-    tiles = isa.dot_product_unit is not None and isa.dot_product_unit.is_amx
+    tiles = isa.has_tiles
     narrow = conv.plain and conv.input_lanes <= SIDE
     return tiles and (narrow or not conv.plain) and conv.output_lanes == SIDE
 

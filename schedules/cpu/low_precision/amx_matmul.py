@@ -72,7 +72,7 @@ class _Layout:
 
 def accepts_tile_product(product: Product, isa: Isa) -> bool:
     """Whether the processor has tiles, and enough rows to fill them."""
-    return isa.dot_product_unit is not None and isa.dot_product_unit.is_amx and product.rows >= FEWEST_ROWS
+    return isa.has_tiles and product.rows >= FEWEST_ROWS
 
 
 def schedule_tile_product(

@@ -101,7 +101,7 @@ class Lines:
     @property
     def with_tiles(self) -> bool:
         """Whether AMX multiplies, or `vdpbf16ps` on vectors."""
-        return self.isa.dot_product_unit is not None and self.isa.dot_product_unit.is_amx
+        return self.isa.has_tiles
 
     @property
     def parts(self) -> int:

@@ -60,7 +60,7 @@ def winograd_is_faster(request: Request, conv: BlockedConvolution) -> bool:
     """
     plain = read_blocked_convolution(request)
     isa = request.target.isa
-    if plain is None or not request.winograd or isa.dot_product_unit is None or isa.dot_product_unit.is_amx:
+    if plain is None or not request.winograd or isa.dot_product_unit is None or isa.has_tiles:
         return False
     cost = least_cost(plain, isa, request.threads)
     return cost is not None and cost < direct_cost(conv, request.threads)

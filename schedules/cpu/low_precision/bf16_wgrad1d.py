@@ -107,7 +107,7 @@ class Bf16Wgrad1d:
     @property
     def with_tiles(self) -> bool:
         """Whether AMX multiplies, or `vdpbf16ps` on vectors."""
-        return self.isa.dot_product_unit is not None and self.isa.dot_product_unit.is_amx
+        return self.isa.has_tiles
 
     @property
     def output_blocks(self) -> int:

@@ -18,6 +18,8 @@ from hybridc.schedules.rule import Request
 
 Column = Callable[[ir.Expr, ir.Expr], ir.Expr]
 """Of a panel, by vector and lane."""
+FEW_ROWS = 8
+"""Rows whose sums fit the registers beside a weight that is used once, and need no buffer."""
 _SUMMED_AT_ONCE = 16
 """Elements that are added up as a tree, so that additions do not wait for one another."""
 

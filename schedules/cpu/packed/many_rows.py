@@ -1,4 +1,7 @@
-"""Many rows times a packed matrix: parts of a panel are dequantized into a buffer that stays in cache."""
+"""Many rows times a packed matrix: parts of a panel are dequantized into a buffer that stays in cache.
+
+There the weights are float32, or pairs of bf16 numbers, if the rows are (`bf16_rows.py`).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
+from hybridc.schedules.cpu.core.dot_products import Dot
 from hybridc.schedules.cpu.core.micro_kernel import (
     Tile,
     ceil_div,
@@ -22,13 +26,14 @@ from hybridc.schedules.cpu.core.micro_kernel import (
 )
 from hybridc.schedules.cpu.core.sharing import at_least_one_each
 from hybridc.schedules.cpu.matmul.kernel import Element, GemmAccess, gemm_kernel, rank_gemm_tiles
+from hybridc.schedules.cpu.packed.bf16_rows import rounded_pairs
+from hybridc.schedules.cpu.packed.dequantize import ROWS_OF_DEQUANTIZING, dequantized
 from hybridc.schedules.cpu.packed.read import Packed
 from hybridc.schedules.rule import Request
 
 _TASKS = 32
-"""Tasks that a product is cut into if its size allows: enough for few threads to share evenly."""
-_SHARING_ROWS = 32
-"""Rows that must share a dequantized part: it costs each weight about as much as four multiply-adds."""
+"""Tasks that a product is cut into at most, but one for each thread: enough for few threads to share
+evenly."""
 _PART_OF_L2 = 1 / 8
 """Of a second-level cache that a part takes in float32: codes, rows and results pass through it, too."""
 
@@ -38,43 +43,79 @@ class _Product:
     packed: Packed
     tile: Tile
     part: ir.Var
-    """[depth of a part, width]: weights in float32."""
+    """[depth of a part, width]: weights in float32, or half as many pairs of bf16."""
     partial: ir.Var | None
     """[rows of a task, width]: sums between parts, if there are several."""
     per_task: int
     """Blocks of rows."""
+    dot: Dot | None
+    """What multiplies bf16 numbers; None: they are float32."""
+    pairs: ir.Var | None
+    """[rows, depth / 2]: pairs of bf16, if these are multiplied."""
+
+    @property
+    def together(self) -> int:
+        """Consecutive k that a step of the kernel multiplies."""
+        return 1 if self.dot is None else self.dot.group_size
 
     @property
     def depth(self) -> int:
-        return int(self.part.shape[0])
+        return int(self.part.shape[0]) * self.together
 
 
-def many_rows(packed: Packed, request: Request) -> tuple[list[tirx.Stmt], list[ir.Var]]:
-    """The stages of the product, and their buffers.
+def many_rows(
+    packed: Packed, request: Request, dot: Dot | None = None
+) -> tuple[list[tirx.Stmt], list[ir.Var]]:
+    """The stages of the product, and their buffers. With `dot` both factors are rounded to bf16.
 
     A task is a panel of columns and a group of rows. For each part of the depth it dequantizes the panel's
     weights, and adds the products of its rows, which wait in a buffer of the task meanwhile.
     """
     ranked = rank_gemm_tiles(request.target.isa, packed.rows, packed.width)
     tile = next(tile for _, tile in ranked if packed.width % tile.columns == 0)
+    together = 1 if dot is None else dot.group_size
     spans = packed.depth // packed.span
+    span_bytes = 4 * packed.width * packed.span // together
     part_bytes = int(request.target.isa.l2_bytes * _PART_OF_L2)
-    depth = min(max(part_bytes // (4 * packed.width * packed.span), 1), spans) * packed.span
+    depth = min(max(part_bytes // span_bytes, 1), spans) * packed.span
     blocks = ceil_div(packed.rows, tile.rows)
-    groups = ceil_div(at_least_one_each(_TASKS, request.threads), packed.panels)
-    per_task = max(ceil_div(blocks, groups), min(blocks, ceil_div(_SHARING_ROWS, tile.rows)))
-    part = tirx.decl_buffer((depth, packed.width), "float32", "weights")
+    groups = groups_of_rows(
+        packed.panels, blocks, tile.rows, ROWS_OF_DEQUANTIZING * together, request.threads
+    )
+    per_task = ceil_div(blocks, groups)
+    part = tirx.decl_buffer(
+        (depth // together, packed.width), "float32" if dot is None else "int32", "weights"
+    )
     partial = None
     if depth < packed.depth:
         partial = tirx.decl_buffer((per_task * tile.rows, packed.width), "float32", "partial")
-    product = _Product(packed, tile, part, partial, per_task)
+    pairs = None
+    if dot is not None:
+        pairs = tirx.decl_buffer((packed.rows, packed.depth // together), "int32", "pairs")
+    product = _Product(packed, tile, part, partial, per_task, dot, pairs)
     sums: list[ir.Var] = []
     body = grid(
         (packed.panels, ceil_div(blocks, per_task)),
         lambda at: _task(product, at[0], at[1], sums),
         parallel=True,
     )
-    return [body], [part, *([] if partial is None else [partial]), *sums]
+    buffers = [part, *([] if partial is None else [partial]), *sums]
+    if dot is None or pairs is None:
+        return [body], buffers
+    rounded = rounded_pairs(packed, dot, pairs, lambda row, pair: [row, pair])
+    return [rounded, dot.within(body)], [pairs, *buffers]
+
+
+def groups_of_rows(panels: int, blocks: int, rows_of_block: int, dequantizing: int, threads: int) -> int:
+    """Into how many groups blocks of rows are best cut, whose tasks `threads` share: each dequantizes all
+    weights, at the cost of so many rows."""
+
+    def time(groups: int) -> int:
+        tasks_of_thread = ceil_div(panels * groups, threads)
+        return tasks_of_thread * (ceil_div(blocks, groups) * rows_of_block + dequantizing)
+
+    most = ceil_div(at_least_one_each(_TASKS, threads), panels)
+    return min(range(1, min(most, blocks) + 1), key=time)
 
 
 def _task(product: _Product, panel: ir.Expr, group: ir.Expr, sums: list[ir.Var]) -> tirx.Stmt:
@@ -84,7 +125,7 @@ def _task(product: _Product, panel: ir.Expr, group: ir.Expr, sums: list[ir.Var])
     def part(start: ir.Expr, extent: int) -> tirx.Stmt:
         return sequence(
             [
-                _dequantized(product, panel, start, extent),
+                dequantized(packed, product.part, panel, start, extent, product.tile.lanes),
                 _multiplied(product, panel, group, start, extent, sums),
             ]
         )
@@ -93,35 +134,6 @@ def _task(product: _Product, panel: ir.Expr, group: ir.Expr, sums: list[ir.Var])
     # part: so the last one stands behind the loop of the others
     last = part(integer(before * depth), packed.depth - before * depth)
     return sequence([loop(before, lambda i: part(i * integer(depth), depth)), last] if before else [last])
-
-
-def _dequantized(product: _Product, panel: ir.Expr, start: ir.Expr, extent: int) -> tirx.Stmt:
-    """The weights of the panel from `start` on into the buffer, a vector of columns and a span at a time."""
-    packed, lanes, apart = product.packed, product.tile.lanes, product.packed.bytes_of_span
-
-    def span(number: ir.Expr) -> tirx.Stmt:
-        first = start + number * integer(packed.span)
-        block = tirx.floordiv(first, integer(packed.block))
-        row = tirx.floordiv(start, integer(packed.layout.codes_in_byte)) + number * integer(apart)
-
-        def vector(v: ir.Expr, j: ir.Expr) -> tirx.Stmt:
-            def weights(i: int) -> tirx.Stmt:
-                def element(lane: ir.Expr) -> tirx.Stmt:
-                    column = v * integer(lanes) + lane
-                    scale = packed.scale_at(panel, block, column)
-                    weight = scale * packed.codes_at(panel, row + j, column)[i]
-                    if not packed.is_centred:  # one multiply-add: the product of parameters is a span's
-                        weight = weight - scale * packed.zero_at(panel, block, column)
-                    at = [number * integer(packed.span) + j + integer(i * apart), column]
-                    return tirx.BufferStore(product.part, weight, at)
-
-                return vectorized(lanes, element)
-
-            return sequence([weights(i) for i in range(packed.layout.codes_in_byte)])
-
-        return unrolled(packed.width // lanes, lambda v: loop(apart, lambda j: vector(v, j)))
-
-    return loop(extent // packed.span, span)
 
 
 def _multiplied(
@@ -149,7 +161,7 @@ def _tile(
     start: ir.Expr,
     extent: int,
 ) -> tuple[tirx.Stmt, list[ir.Var]]:
-    packed, tile, partial = product.packed, product.tile, product.partial
+    packed, tile, partial, pairs = product.packed, product.tile, product.partial, product.pairs
     (_, part), (group, i) = columns, rows
     whole = packed.rows % tile.rows == 0
     block = group * integer(product.per_task) + i
@@ -162,10 +174,16 @@ def _tile(
         return [i * integer(tile.rows) + integer(m), column]
 
     def left(k: ir.Expr, m: int) -> ir.Expr:
-        return packed.row_at(clamp(row(m), packed.rows, inside=whole), start + k)
+        at = clamp(row(m), packed.rows, inside=whole)
+        if pairs is None:
+            return packed.row_at(at, start + k)
+        return tirx.BufferLoad(pairs, [at, tirx.floordiv(start, integer(product.together)) + k])
 
     def right(k: ir.Expr, v: ir.Expr, lane: ir.Expr) -> ir.Expr:
-        return tirx.BufferLoad(product.part, [k, place(0, v, lane)[1]])
+        first = place(0, v, integer(0))[1]
+        # all lanes at once; TVM finds no region of a number added to a vector
+        column = first + lane if pairs is None else tirx.Ramp(first, integer(1), tile.lanes)
+        return tirx.BufferLoad(product.part, [k, column])
 
     def saved(sum_at: Element) -> tirx.Stmt:
         assert partial is not None
@@ -189,7 +207,7 @@ def _tile(
         return tirx.Select(start > integer(0), tirx.BufferLoad(partial, place(m, v, lane)), zero)
 
     access = GemmAccess(left, right, write, None if partial is None else initial)
-    return gemm_kernel(tile, extent, access)
+    return gemm_kernel(tile, extent // product.together, access, dot=product.dot)
 
 
 def _stored(

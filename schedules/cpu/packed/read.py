@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tvm import ir, tirx
 
-from hybridc.packed.layout import ROUNDED_ROWS, PackedLayout, number_of_code, read_layout
+from hybridc.packed.layout import ROUNDED_ROWS, PackedLayout, number_of_code, read_layout, with_lanes
 from hybridc.schedules.cpu.core.micro_kernel import integer, when
 from hybridc.schedules.cpu.core.nest import Contraction, loads, read_contraction, substitute
 
@@ -66,21 +66,29 @@ class Packed:
         return tirx.BufferLoad(left.source, [substitute(i, point) for i in left.indices])
 
     def codes_at(self, panel: ir.Expr, row: ir.Expr, column: ir.Expr) -> list[ir.Expr]:
-        """The codes in one byte, in float32: those of k and, of 4 bits, of half a span further."""
+        """The codes in one byte, in float32: those of k and, of 4 bits, of half a span further.
+
+        `column` may be a vector of columns, as of scales and zeros.
+        """
         code = tirx.BufferLoad(self.codes, [panel, row, column])
         codes = [code]
         if self.layout.bits == 4:
-            pair = code.astype("int32")
+            pair = with_lanes("int32", code)
             codes = [pair & 15, pair >> 4]
         return [number_of_code(self.layout, each) for each in codes]
 
     def scale_at(self, panel: ir.Expr, block: ir.Expr, column: ir.Expr) -> ir.Expr:
-        return tirx.BufferLoad(self.scales, [panel, block, column]).astype("float32")
+        return with_lanes("float32", tirx.BufferLoad(self.scales, [panel, block, column]))
 
     def zero_at(self, panel: ir.Expr, block: ir.Expr, column: ir.Expr) -> ir.Expr:
         if self.zeros is None:
             return tirx.const(self.layout.zero, "float32")
-        return tirx.BufferLoad(self.zeros, [panel, block, column]).astype("float32")
+        return with_lanes("float32", tirx.BufferLoad(self.zeros, [panel, block, column]))
+
+    @property
+    def has_rows_along_depth(self) -> bool:
+        """Whether neighbours in k lie side by side in a row."""
+        return self.contraction.left.indices[-1].same_as(self.contraction.anchor.reduce[0])
 
     @property
     def rounds_rows(self) -> bool:

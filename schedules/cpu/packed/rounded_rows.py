@@ -89,17 +89,23 @@ class _Kernel:
         return self.packed.bytes_of_span // _BYTES
 
 
-def rounded_rows(packed: Packed, request: Request) -> RoundedProduct | None:
-    """The stages of the product; None if its codes have no such form, or rows do not lie along the depth.
+def accepts_rounded_rows(packed: Packed, request: Request) -> bool:
+    """Whether rows may be rounded, their codes have such a form, and rows lie along the depth."""
+    if not packed.rounds_rows or not request.int8_activations or _position(packed, request) is None:
+        return False
+    if packed.layout.bits != 4 or packed.layout.exponent or packed.bytes_of_span % _BYTES:
+        return False
+    return packed.has_rows_along_depth
+
+
+def rounded_rows(packed: Packed, request: Request) -> RoundedProduct:
+    """The stages of a product that `accepts_rounded_rows` takes.
 
     Rows are rounded in front of the product. A task is a panel of columns; the words of its codes are those
     of the model in another order, one vector of columns after the other, for any number of rows.
     """
     position = _position(packed, request)
-    if position is None or packed.layout.bits != 4 or packed.layout.exponent or packed.bytes_of_span % _BYTES:
-        return None
-    if not packed.contraction.left.indices[-1].same_as(packed.contraction.anchor.reduce[0]):
-        return None
+    assert position is not None
     height, isa = packed.depth // packed.layout.codes_in_byte, request.target.isa
     words = height // _BYTES
     codes = tirx.decl_buffer((packed.panels, words, packed.width), "int32", packed.codes.name)
