@@ -1,18 +1,19 @@
 """Decoding and prefill of a Llama decoder with int4 weights, beside onnxruntime and OpenVINO.
 
-    python benchmarks/decode.py [--target avx512] [--contexts 128,1024] [--prompt 128] [--threads 1,2]
-                                [--merge]
+    python benchmarks/decode.py [--target avx512_bf16] [--contexts 128,1024] [--prompt 128]
+                                [--threads 1,2] [--merge]
 
 All engines get one file, in which keys and values have their places in a cache. Each runs in a process of
 its own, and they take turns in several rounds, of which the best median counts. A step reads one token
 behind CONTEXT others, prefill is the time of a prompt, no longer than a context. onnxruntime has past and
-present bound to the same memory. `int8` has accuracy_level 4, `exact` 1. `difference` is that of the prompt's
-last logits from onnxruntime's `exact` ones, as a share of them (root mean squares). `memory` is no engine,
-but what as many threads read by OpenBLAS's dot products of an array of 256 MiB; `read_share` is what a step
-has to read (all weights but the embedding, and keys and values of the tokens before it) over its time, as a
-share of that. An engine that does not take the file has its error instead. Results go to
-benchmarks/results/decode_TARGET.json; `--merge` leaves rows of other contexts, prompts and numbers of threads
-there. The target is avx512 where the processor has it, else avx2, unless told otherwise.
+present bound to the same memory. `int8` has accuracy_level 4, `exact` 1; `bf16`, of targets that have it, is
+`exact` with `--precision bf16`, an option of hybridc alone: its peers are those of `exact`. `difference` is
+that of the prompt's last logits from onnxruntime's `exact` ones, as a share of them (root mean squares).
+`memory` is no engine, but what as many threads read by OpenBLAS's dot products of an array of 256 MiB;
+`read_share` is what a step has to read (all weights but the embedding, and keys and values of the tokens
+before it) over its time, as a share of that. An engine that does not take the file has its error instead.
+Results go to benchmarks/results/decode_TARGET.json; `--merge` leaves rows of other contexts, prompts and
+numbers of threads there. The target is what `native` stands for, unless told otherwise.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ import onnx
 from common import result_rows, write_result
 
 from hybridc import models
-from hybridc.targets import ISAS, missing_flags
+from hybridc.targets import ISAS, native_isa
 
 ROUNDS = 3
 MEMORY, MEMORY_BYTES = "memory", 256 << 20
@@ -56,7 +57,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--target", default="avx2" if missing_flags(ISAS["avx512"]) else "avx512")
+    parser.add_argument("--target", default=native_isa().name)
     parser.add_argument("--contexts", default="128,1024")
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--threads", default="1,2")
@@ -99,14 +100,21 @@ def _files(folder: Path, context: int, arguments: argparse.Namespace) -> dict[tu
     import hybridc
 
     files: dict[tuple[str, str], Path] = {}
-    for arithmetic in ("int8", "exact"):
+    for arithmetic in ("int8", "exact", *(("bf16",) if ISAS[arguments.target].has_bf16 else ())):
         model = folder / f"{arithmetic}_{context}.onnx"
         settings: dict[str, Any] = {**SIZES[arguments.size], "context": context + ROOM}
         settings["int8_activations"] = arithmetic == "int8"
         models.export("llama", model, **settings)
         artifact = model.with_suffix(".hyb")
-        hybridc.compile(model, artifact, target=arguments.target, dims={"sequence": [1, arguments.prompt]})
-        files |= {(name, arithmetic): model for name in ("onnxruntime", "openvino")}
+        hybridc.compile(
+            model,
+            artifact,
+            target=arguments.target,
+            dims={"sequence": [1, arguments.prompt]},
+            precision="bf16" if arithmetic == "bf16" else "fp32",
+        )
+        if arithmetic != "bf16":
+            files |= {(name, arithmetic): model for name in ("onnxruntime", "openvino")}
         files["hybridc", arithmetic] = artifact
     return files
 
