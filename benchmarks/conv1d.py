@@ -42,7 +42,7 @@ from common import write_result
 from conv1d.engines import FAST
 from conv1d.plot import ratios_to_svg
 
-from hybridc.targets import available_threads, native_isa
+from hybridc.targets import ISAS, available_threads, native_isa
 
 CHANNELS = (1, 4, 8, 10, 15, 16, 32, 64)
 WIDTHS = tuple(range(1, 52, 2))
@@ -101,7 +101,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    native = "avx2" if native_isa().name == "avx2" else "avx512"
+    native = "avx2" if native_isa().vector_bits == ISAS["avx2"].vector_bits else "avx512"
     parser.add_argument("--isa", choices=LIMITS, default=native)
     parser.add_argument("--points", type=int, default=60)
     parser.add_argument("--seconds", type=float, default=0.1, help="of one engine in one round")

@@ -36,7 +36,7 @@ from drawn import FAMILIES, draw
 from drawn.case import Case
 
 from hybridc import models
-from hybridc.targets import available_threads, native_isa
+from hybridc.targets import ISAS, available_threads, native_isa
 
 SUITE: dict[str, dict[str, Any]] = {
     "resnet50": {},
@@ -48,9 +48,10 @@ SUITE: dict[str, dict[str, Any]] = {
     "super_resolution": {"size": 128},
     "atacworks": {},
 }
-INSTRUCTION_SETS = ("avx2", "avx512", "amx")
+INSTRUCTION_SETS = ("avx2", "avx2_vnni", "avx512", "amx")
 LIMITS = {
     "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2"},
+    "avx2_vnni": {"ONEDNN_MAX_CPU_ISA": "AVX2_VNNI"},
     "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
     "amx": {},
 }
@@ -103,7 +104,7 @@ def peers(isa: str) -> tuple[str, ...]:
     """Engines that use no richer instruction set than `isa` on this processor."""
     # onnxruntime takes the richest one there is, and has no option for another; it does so in float32
     # between AVX2 and AVX-512, and in int8 between AVX-512 and AMX, where it is kept as a peer all the same.
-    if isa == "avx2" and native_isa().name != "avx2":
+    if native_isa().vector_bits > ISAS[isa].vector_bits:
         return ("openvino",)
     return "onnxruntime", "openvino"
 
@@ -112,7 +113,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    native = "avx2" if native_isa().name == "avx2" else "avx512"
+    native = "avx2" if native_isa().vector_bits == ISAS["avx2"].vector_bits else "avx512"
     parser.add_argument("--isa", choices=INSTRUCTION_SETS, default=native)
     parser.add_argument("--models", type=_names, default=list(SUITE), metavar="A,B")
     parser.add_argument("--drawn", choices=FAMILIES, help="networks of random sizes, not those of the suite")

@@ -290,7 +290,7 @@ def check_bf16_training(target: Target) -> None:
 
 def _lacks_instructions(precision: str, target: Target) -> UsageError:
     isa = target.isa.name
-    targets = "avx512_vnni, avx512_bf16 or amx" if precision == INT8 else "avx512_bf16 or amx"
+    targets = "avx2_vnni, avx512_vnni, avx512_bf16 or amx" if precision == INT8 else "avx512_bf16 or amx"
     other = f"for a GPU, cuda+{isa}" if precision == INT8 else "use fp16"
     if precision == BF16 and target.has_gpu:
         other = f"use fp16, or for a training step --target cuda:sm_80+{isa}"

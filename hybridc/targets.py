@@ -17,7 +17,7 @@ class DotProductUnit(StrEnum):
     """Instructions that multiply int8 numbers, and most of them bf16, and add up in int32 and float32."""
 
     INT8_VNNI = "int8 vnni"
-    """`vpdpbusd`: 16 sums at a time."""
+    """`vpdpbusd`: 8 or 16 sums at a time."""
     VNNI = "vnni"
     """`vdpbf16ps`, too."""
     AMX = "amx"
@@ -104,6 +104,15 @@ ISAS = {
     isa.name: isa
     for isa in (
         Isa("avx2", "core-avx2", (), 256, 16, _AVX2_FLAGS),
+        Isa(
+            "avx2_vnni",
+            "core-avx2",
+            ("+avxvnni",),
+            256,
+            16,
+            (*_AVX2_FLAGS, "avx_vnni"),
+            dot_product_unit=DotProductUnit.INT8_VNNI,
+        ),
         _avx512("avx512_bf16_emulated", "skylake-avx512", _AVX512_FLAGS, DotProductUnit.EMULATED_VNNI),
         _avx512("amx_emulated", "skylake-avx512", _AVX512_FLAGS, DotProductUnit.EMULATED_AMX),
         _avx512("avx512", "skylake-avx512", _AVX512_FLAGS),

@@ -11,7 +11,7 @@ from hybridc.options import CompileOptions
 from hybridc.targets import ISAS, Isa, capability_of, native_isa, parse_target, runs_on
 
 
-@pytest.mark.parametrize("name", ["avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"])
+@pytest.mark.parametrize("name", ["avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"])
 def test_processor_gets_the_richest_set_that_it_has_and_never_an_emulated_one(monkeypatch, name):
     monkeypatch.setattr(targets, "cpu_flags", lambda: frozenset(ISAS[name].cpu_flags))
     assert native_isa().name == name
@@ -25,7 +25,7 @@ def test_processor_without_avx2_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("isa", ISAS.values(), ids=lambda isa: isa.name)
 def test_emulated_sets_need_no_narrow_instructions(isa: Isa) -> None:
-    special = {"avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8"}
+    special = {"avx_vnni", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8"}
     has_them = bool(special & set(isa.cpu_flags))
     assert has_them == (isa.dot_product_unit is not None and not isa.is_emulated)
 

@@ -22,7 +22,7 @@ FAMILIES = {
 def drawn_tables() -> list[str]:
     """A row for each family and instruction set that was measured."""
     lines = []
-    for isa in ("amx", "avx512", "avx2"):
+    for isa in ("amx", "avx512", "avx2_vnni", "avx2"):
         for family, what in FAMILIES.items():
             if not (RESULTS / f"cpu_{isa}_{family}.json").exists():
                 continue
@@ -42,8 +42,8 @@ def drawn_tables() -> list[str]:
     ]
     words = (
         "Networks of random sizes, two threads, against the faster peer (OpenVINO is held to the target's "
-        "instructions; ONNX Runtime, which cannot be, is a peer for `avx2` only on a processor without "
-        "AVX-512):"
+        "instructions; ONNX Runtime, which cannot be, is a peer for vectors of 256 bits only on a processor "
+        "without AVX-512):"
     )
     return [words, "\n".join([*head, *lines])]
 

@@ -52,5 +52,6 @@ def assembly(scheduled: Scheduled, isa: Isa) -> str:
 
 
 def instructions(text: str) -> list[str]:
-    """Mnemonics, in order."""
-    return [line.split()[0] for line in text.splitlines() if line.startswith("\t") and line.split()]
+    """Mnemonics, in order, without how they are encoded."""
+    lines = (line.replace("{vex}", "") for line in text.splitlines() if line.startswith("\t"))
+    return [line.split()[0] for line in lines if line.split()]

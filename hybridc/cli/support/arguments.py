@@ -153,7 +153,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         metavar="TARGET",
         help="ISA for the CPU alone, cuda+ISA for GPU and CPU, cuda:sm_75,sm_90+ISA for these GPUs; ISA is"
-        " avx2, avx512, avx512_vnni, avx512_bf16, amx or native (default: native)",
+        " avx2, avx2_vnni, avx512, avx512_vnni, avx512_bf16, amx or native (default: native)",
     )
 
 

@@ -100,7 +100,7 @@ def feeds(model: onnx.ModelProto) -> list[np.ndarray]:
     return [np.random.default_rng(seed).standard_normal(shape).astype("f4") for seed in range(4)]
 
 
-@pytest.mark.parametrize("target", ["avx512_vnni", *EMULATED, "amx"])
+@pytest.mark.parametrize("target", ["avx2_vnni", "avx512_vnni", *EMULATED, "amx"])
 @pytest.mark.parametrize(("kind", "per_channel"), [("uint8", True), ("int8", False)])
 def test_network_gives_what_onnxruntime_does_but_for_one_step(tmp_path, target, kind, per_channel):
     model = convolutions(kind, per_channel=per_channel)

@@ -38,6 +38,7 @@ constexpr Flag kFlags[] = {
     {"avx2", 7, 0, kEbx, 5, kVectors},
     {"bmi1", 7, 0, kEbx, 3, 0},
     {"bmi2", 7, 0, kEbx, 8, 0},
+    {"avx_vnni", 7, 1, kEax, 4, kVectors},
     {"avx512f", 7, 0, kEbx, 16, kLargeVectors},
     {"avx512dq", 7, 0, kEbx, 17, kLargeVectors},
     {"avx512cd", 7, 0, kEbx, 28, kLargeVectors},

@@ -32,7 +32,7 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(params=["avx512_vnni", *EMULATED, "amx"])
+@pytest.fixture(params=["avx2_vnni", "avx512_vnni", *EMULATED, "amx"])
 def narrow(request: pytest.FixtureRequest) -> Iterator[Harness]:
     with executing(request.param) as isa:
         yield Harness(isa)
@@ -91,7 +91,8 @@ def test_sums_of_a_product_are_exact(narrow, shapes, dtype):
 
 
 @pytest.mark.parametrize(
-    ("isa", "instruction"), [("avx512_vnni", "vpdpbusd"), ("avx512_bf16", "vpdpbusd"), ("amx", "tdpbusd")]
+    ("isa", "instruction"),
+    [("avx2_vnni", "vpdpbusd"), ("avx512_vnni", "vpdpbusd"), ("avx512_bf16", "vpdpbusd"), ("amx", "tdpbusd")],
 )
 def test_bytes_are_multiplied_by_instructions_for_them(isa, instruction):
     request = Request(product((64, 64), (64, 64), "uint8", 0), frozenset([1]), Target((), ISAS[isa]))
