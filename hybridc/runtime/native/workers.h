@@ -64,6 +64,13 @@ class Workers {
  private:
   using Threads = std::vector<std::thread>;
 
+  // Tasks of a worker, which another thread runs if it comes first. Each in a cache line of its own.
+  struct alignas(64) Share {
+    std::atomic<uint32_t> launch = kTaken;  // whose tasks they are
+  };
+  // No launch has this number.
+  static constexpr uint32_t kTaken = 0;
+
   // How often an idle worker looks for work, and yields its core, before it sleeps: longer than any gap between
   // two kernels, and short enough to leave the core to other programs soon.
   static constexpr int kSpins = 1000;
@@ -76,6 +83,7 @@ class Workers {
     process_ = getpid();
     try {
       threads_ = std::make_unique<Threads>();
+      shares_ = std::vector<Share>(count_);
       for (int number = 1; number < count_; ++number) {
         threads_->emplace_back([this, number, seen = launch_.load()] { Serve(number, seen); });
       }
@@ -91,7 +99,7 @@ class Workers {
   void End() {
     if (process_ != getpid()) return Forget();
     is_closing_ = true;
-    Announce();
+    Announce(Next());
     for (std::thread& thread : *threads_) thread.join();
     threads_.reset();
     is_closing_ = false;
@@ -103,29 +111,45 @@ class Workers {
     for (;;) {
       for (int spin = 0; spin < kSpins && launch_ == seen; ++spin) sched_yield();
       launch_.wait(seen);
-      ++seen;
+      seen = launch_;
       if (is_closing_) return;
-      RunTasks(number);
-      --running_;
+      if (Take(number, seen)) RunShare(number);
     }
   }
 
-  void Announce() {
-    ++launch_;
+  // Whether a share of this launch is left, which is then the caller's. A launch ends when all its shares have been
+  // run: what it is about does not change before that.
+  bool Take(int number, uint32_t launch) {
+    return shares_[number].launch.compare_exchange_strong(launch, kTaken);
+  }
+
+  int RunShare(int number) {
+    const int code = RunTasks(number);
+    --running_;
+    return code;
+  }
+
+  uint32_t Next() const {
+    const uint32_t next = launch_ + 1;
+    return next == kTaken ? next + 1 : next;
+  }
+
+  void Announce(uint32_t launch) {
+    launch_ = launch;
     launch_.notify_all();
   }
 
   // The tasks of one thread: one of each `count_` that follow each other, every time another one. In which order
   // follows from the digits of where they begin, as in the sequence of Thue and Morse: what tasks have to do may
   // recur at equal distances, and no such tasks are all those of one thread. A task that fails leaves its error
-  // with its thread, and returns -1.
+  // with the thread that runs it, and returns -1.
   int RunTasks(int number) {
     int code = 0;
     for (int first = 0; first < group_.num_task && code == 0; first += count_) {
       const int task = first + (number + DigitSum(first / count_)) % count_;
       if (task < group_.num_task) code = task_(task, &group_, data_);
     }
-    if (code != 0 && number != 0) {
+    if (code != 0) {
       TVMFFIObjectHandle error = nullptr;
       TVMFFIErrorMoveFromRaised(&error);
       if (TVMFFIObjectHandle other = error_.exchange(error)) TVMFFIObjectDecRef(other);
@@ -144,12 +168,18 @@ class Workers {
     data_ = data;
     group_ = {nullptr, count == 0 ? count_ * parts_ : count};
     running_ = static_cast<int>(threads_->size());
-    Announce();
+    const uint32_t launch = Next();
+    for (int number = 1; number < count_; ++number) shares_[number].launch = launch;
+    Announce(launch);
     const int code = RunTasks(0);
+    // workers that have not begun may have no core, for some milliseconds where other programs run
+    for (int number = 1; number < count_; ++number) {
+      if (Take(number, launch)) RunShare(number);
+    }
     while (running_ != 0) sched_yield();
     TVMFFIObjectHandle error = error_.exchange(nullptr);
     if (error == nullptr) return code;
-    if (code == 0) TVMFFIErrorSetRaised(error);
+    TVMFFIErrorSetRaised(error);
     TVMFFIObjectDecRef(error);
     return -1;
   }
@@ -169,10 +199,11 @@ class Workers {
   const int count_;
   pid_t process_ = 0;  // where the threads are
   std::unique_ptr<Threads> threads_;
+  std::vector<Share> shares_;         // by the number of the worker
   std::atomic<uint32_t> launch_ = 0;  // counts them
-  std::atomic<int> running_ = 0;      // workers that have not ended their tasks
+  std::atomic<int> running_ = 0;      // shares of workers that have not been run to their end
   std::atomic<bool> is_closing_ = false;
-  std::atomic<TVMFFIObjectHandle> error_ = nullptr;  // of one of the workers
+  std::atomic<TVMFFIObjectHandle> error_ = nullptr;  // of one of the threads
   ParallelTask task_ = nullptr;
   void* data_ = nullptr;
   ParallelGroup group_{};
