@@ -1,7 +1,7 @@
 """CPU code against onnxruntime and OpenVINO, whole networks and kernel by kernel.
 
     python benchmarks/cpu.py [--isa amx|avx512|avx2] [--models resnet50,bert] [--threads 2] [--rounds 3]
-                             [--kernels resnet50 | --skip-kernels]
+                             [--kernels resnet50 | --skip-kernels] [--busy 2]
     python benchmarks/cpu.py --drawn recurrent|attention|speech|depthwise|quantized|operators
                              [--count 8] [--seed 0]
 
@@ -10,8 +10,9 @@ one disturb another; rounds of all engines alternate, figures are medians over a
 timed, the outputs of all engines have to agree. The peers are onnxruntime and OpenVINO, and the faster one
 counts. For the target avx2 OpenVINO is held to AVX2, which onnxruntime cannot be: it is a peer there only on
 a processor without AVX-512. Drawn networks are of random sizes (`drawn/`); int8 ones are compiled for
-AVX-512's VNNI instructions, or for AMX with `--isa amx`. Let nothing else run on the machine. Exits with 1 if
-outputs disagree or an engine fails; such a model is left out.
+AVX-512's VNNI instructions, or for AMX with `--isa amx`. Let nothing else run on the machine: with `--busy`
+so many processes compute meanwhile, as other programs of a user would. Exits with 1 if outputs disagree or an
+engine fails; such a model is left out.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,9 +77,11 @@ def main() -> int:
         rows += summary(rows)
         if arguments.drawn:
             rows.append({"table": "drawn", "family": arguments.drawn, "seed": arguments.seed})
+        if arguments.busy:
+            rows.append({"table": "busy", "processes": arguments.busy})
         print(table(rows))
-        drawn = f"_{arguments.drawn}" if arguments.drawn else ""
-        print("written to", write_result(f"cpu_{arguments.isa}{drawn}", rows))
+        suffix = f"_{arguments.drawn}" * bool(arguments.drawn) + "_busy" * bool(arguments.busy)
+        print("written to", write_result(f"cpu_{arguments.isa}{suffix}", rows))
     return 1 if failed else 0
 
 
@@ -95,9 +99,22 @@ def model_rows(case: Case, arguments: argparse.Namespace) -> list[dict[str, Any]
         errors = bench.errors()
         if not all(error <= case.tolerance for error in errors.values()):
             raise Disagreement(f"outputs differ from those of {REFERENCE}: {errors}")
-        row = bench.compare(arguments.rounds, arguments.seconds) | {"max_rel_errors": errors}
+        with _busy(arguments.busy):
+            row = bench.compare(arguments.rounds, arguments.seconds) | {"max_rel_errors": errors}
         print(json.dumps(row), flush=True)
         return [row, *(bench.kernels(arguments.rounds) if case.name in arguments.kernels else [])]
+
+
+@contextmanager
+def _busy(count: int) -> Iterator[None]:
+    """While it lasts, so many processes compute."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 def peers(isa: str) -> tuple[str, ...]:
@@ -120,13 +137,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=8, help="of drawn networks")
     parser.add_argument("--seed", type=int, default=0, help="of drawn networks")
     parser.add_argument("--threads", type=int, default=available_threads())
+    parser.add_argument("--busy", type=int, default=0, help="processes that compute meanwhile")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.5, help="of one engine in one round")
     parser.add_argument("--kernels", type=_names, metavar="A,B", help="only the kernels of these models")
     parser.add_argument("--skip-kernels", action="store_true")
     arguments = parser.parse_args()
     if arguments.kernels is None:
-        without = arguments.skip_kernels or arguments.drawn
+        without = arguments.skip_kernels or arguments.drawn or arguments.busy
         arguments.kernels = [] if without else arguments.models
     return arguments
 

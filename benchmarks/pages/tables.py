@@ -26,9 +26,10 @@ MIB = 1 << 20
 def tables() -> str:
     """The tables as Markdown."""
     floats, narrow = ("avx512", "avx2"), ("avx512_bf16", "amx")
+    busy = tuple(f"{isa}_busy" for isa in floats)
     cpu, conv1d, precision = (
         [read(f"{kind}_{isa}") for isa in isas if (RESULTS / f"{kind}_{isa}.json").exists()]
-        for kind, isas in (("cpu", floats), ("conv1d", (*floats, *narrow)), ("precision", narrow))
+        for kind, isas in (("cpu", (*floats, *busy)), ("conv1d", (*floats, *narrow)), ("precision", narrow))
     )
     accuracy, memory, plans, resnet = (
         read(name) for name in ("accuracy", "memory", "plans", "resnet50_avx512")
@@ -90,7 +91,8 @@ def accuracy_table(rows: list[dict[str, Any]]) -> str:
 
 def cpu_tables(result: dict[str, Any]) -> list[str]:
     """Networks of one instruction set against the peers, and what the kernels reach of the machine."""
-    isa = result["benchmark"].removeprefix("cpu_")
+    isa = result["benchmark"].removeprefix("cpu_").removesuffix("_busy")
+    others = next((row["processes"] for row in result["rows"] if row["table"] == "busy"), 0)
     where = f"{result['date']}, {result['cores']} cores of an {result['processor']}"
     rows = [row for row in result["rows"] if row["table"] == "models"]
     ratios, *kernels = (row for row in result["rows"] if row["table"] == "summary")
@@ -103,8 +105,9 @@ def cpu_tables(result: dict[str, Any]) -> list[str]:
         times = " | ".join(f"{row['ms'][engine]:.1f}" for engine in engines)
         lines.append(f"| {row['model']} | {times} | {row['ratio']:.2f} |")
     held = ", OpenVINO held to AVX2" if isa == "avx2" else ""
+    busy = f", while {others} other processes compute" if others else ""
     parts = [
-        f"Whole networks on the CPU for `{isa}`{held} ({where}):",
+        f"Whole networks on the CPU for `{isa}`{held}{busy} ({where}):",
         "\n".join(lines),
         f"Geometric mean {ratios['geometric_mean']:.2f}, worst {ratios['worst']:.2f}.",
     ]
