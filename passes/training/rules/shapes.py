@@ -108,9 +108,18 @@ def _cumulative_sum(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.
 
 @gradient("pad")
 def _pad(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr) -> list[Gradient]:
-    """Of the function that the importer makes, from which the position of the data in the result is read."""
+    """Of the function that the importer makes, from which the position of the data in the result is read.
+
+    What negative padding cuts off has no gradient.
+    """
+    shape, padded = tensor_shape(operands(call)[0]), tensor_shape(y)
     before = [-at for at, _ in _source(reverse, call)]
-    return [_window(dy, before, tensor_shape(operands(call)[0]))]
+    begins = [max(at, 0) for at in before]
+    ends = [min(at + extent, whole) for at, extent, whole in zip(before, shape, padded, strict=True)]
+    kept = reverse.emit(op.strided_slice(dy, list(range(len(shape))), begins, ends))
+    if tensor_shape(kept) == shape:
+        return [kept]
+    return [_with_zeros(reverse, kept, [max(-at, 0) for at in before], [1] * len(shape), shape)]
 
 
 def _source(reverse: Reverse, call: relax.Call) -> list[tuple[int, int]]:
@@ -128,11 +137,6 @@ def _source(reverse: Reverse, call: relax.Call) -> list[tuple[int, int]]:
     return [(at(r.min, 0), at(r.min, 1) - at(r.min, 0)) for r in read.region]
 
 
-def _window(dy: relax.Expr, begins: list[int], shape: tuple[int, ...]) -> relax.Call:
-    ends = [begin + extent for begin, extent in zip(begins, shape, strict=True)]
-    return op.strided_slice(dy, list(range(len(shape))), begins, ends)
-
-
 @gradient("strided_slice")
 def _slice(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr) -> list[Gradient]:
     """Zeros where nothing was taken."""
@@ -145,13 +149,19 @@ def _slice(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr) -> 
         begin += shape[axis] if begin < 0 else 0
         first[axis] = min(max(begin, 0), shape[axis] - (step[axis] < 0))
     others: list[Gradient] = [None] * (len(call.args) - 1)
-    result = reverse.call(
+    return [_with_zeros(reverse, dy, first, step, shape), *others]
+
+
+def _with_zeros(
+    reverse: Reverse, dy: relax.Expr, first: list[int], step: list[int], shape: tuple[int, ...]
+) -> relax.Var:
+    """A tensor whose elements are so many apart along each axis, from the first on; the others are zeros."""
+    return reverse.call(
         ("slice_gradient", tuple(first), tuple(step), shape),
         lambda: _slice_gradient(dy, first, step, shape),
         [dy],
         relax.TensorType(shape, tensor_dtype(dy)),
     )
-    return [result, *others]
 
 
 def _integers(values: relax.Expr) -> list[int]:
