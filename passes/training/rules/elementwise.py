@@ -81,6 +81,7 @@ def _divide(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr) ->
 
 @gradient("power")
 def _power(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr) -> list[Gradient]:
+    """A root's at 0 is 0, as of `sqrt`; so is the exponent's where the base is 0, as in PyTorch."""
     a, b = call.args
     exponent = known_scalar(reverse, b)
 
@@ -88,9 +89,16 @@ def _power(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr) -> 
         if exponent == 2:
             return op.multiply(dy, op.multiply(a, constant(2, a)))
         lower = constant(exponent - 1, a) if exponent is not None else op.subtract(b, constant(1, b))
-        return op.multiply(dy, op.multiply(b, op.power(a, lower)))
+        power = op.power(a, lower)
+        if exponent is not None and 0 < exponent < 1:
+            power = op.where(op.equal(a, constant(0, a)), constant(0, a), power)
+        return op.multiply(dy, op.multiply(b, power))
 
-    return _each(reverse, call, of_base, lambda: op.multiply(dy, op.multiply(y, op.log(a))))
+    def of_exponent() -> relax.Expr:
+        base = op.where(op.equal(a, constant(0, a)), constant(1, a), a)
+        return op.multiply(dy, op.multiply(y, op.log(base)))
+
+    return _each(reverse, call, of_base, of_exponent)
 
 
 @gradient("maximum", "minimum")
@@ -187,7 +195,8 @@ def _number(value: float, like: tirx.Expr) -> tirx.Expr:
 
 _OF_Y: dict[str, Scalar] = {
     "exp": lambda y, dy: dy * y,
-    "sqrt": lambda y, dy: dy * _number(0.5, y) / y,
+    # at 0 that of a norm in PyTorch: exporters write norms and distances as roots of sums of squares
+    "sqrt": lambda y, dy: tirx.Select(y == _number(0, y), _number(0, y), dy * _number(0.5, y) / y),
     "rsqrt": lambda y, dy: dy * _number(-0.5, y) * y * y * y,
     "tanh": lambda y, dy: dy * (_number(1, y) - y * y),
     "tan": lambda y, dy: dy * (_number(1, y) + y * y),

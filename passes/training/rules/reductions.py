@@ -82,6 +82,14 @@ def _extremum(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr) 
 
 @gradient("prod")
 def _prod(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr) -> list[Gradient]:
-    """The product of the others is the product divided by the element; elements of zero are not supported."""
-    weighted = op.multiply(_kept(reverse, dy, call), _kept(reverse, y, call))
-    return [op.divide(weighted, call.args[0])]
+    """Times the product of the others, which is the product of all divided by the element.
+
+    A zero counts as one in it, and all but the only zero have zeros among the others.
+    """
+    x, axes = call.args[0], reduced_axes(call)
+    is_zero = reverse.emit(op.astype(op.equal(x, constant(0, x)), tensor_dtype(x)))
+    other_zeros = op.subtract(op.sum(is_zero, axes, keepdims=True), is_zero)
+    factors = reverse.emit(op.add(x, is_zero))
+    of_others = op.divide(op.prod(factors, axes, keepdims=True), factors)
+    has_none = op.equal(other_zeros, constant(0, x))
+    return [op.multiply(_kept(reverse, dy, call), op.where(has_none, of_others, constant(0, x)))]

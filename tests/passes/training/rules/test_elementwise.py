@@ -128,3 +128,28 @@ def test_steps_have_no_slope() -> None:
 def test_relu_has_slope_0_at_0() -> None:
     gradient = gradients_of(lambda emitter, x: op.nn.relu(x), {"x": np.zeros(3)})["x"]
     assert (gradient == 0).all()
+
+
+@pytest.mark.parametrize(
+    "root", [op.sqrt, lambda x: op.power(x, relax.const(0.5, "float64"))], ids=["sqrt", "power"]
+)
+def test_a_distance_of_0_has_gradient_0(root: Callable[[relax.Expr], relax.Expr]) -> None:
+    """As norms and distances of PyTorch, which its exporters write as roots."""
+    torch = pytest.importorskip("torch")
+
+    def build(emitter: Emitter, x: relax.Var) -> relax.Expr:
+        return root(op.sum(op.multiply(x, x), [1]))
+
+    x = normal(0, 3, 4)
+    x[1] = 0
+    leaf = torch.tensor(x, requires_grad=True)
+    weights = np.random.default_rng(99).uniform(0.5, 1.5, 3)  # those of `program_of`
+    (leaf.norm(dim=1) * torch.tensor(weights)).sum().backward()
+    np.testing.assert_allclose(gradients_of(build, {"x": x})["x"], leaf.grad.numpy(), rtol=1e-12)
+
+
+def test_an_exponent_of_0_s_power_has_gradient_0() -> None:
+    values = {"x": np.array([0.0, 2.0]), "exponent": np.array([1.5, 2.5])}
+    found = gradients_of(lambda emitter, x, exponent: op.power(x, exponent), values)["exponent"]
+    weights = np.random.default_rng(99).uniform(0.5, 1.5, 2)  # those of `program_of`
+    np.testing.assert_allclose(found, weights * [0, 2**2.5 * np.log(2)], rtol=1e-12)

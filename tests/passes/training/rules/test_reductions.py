@@ -49,3 +49,16 @@ def test_equal_extrema_share() -> None:
     weights = np.random.default_rng(99).uniform(0.5, 1.5, 4)  # those of `program_of`
     (leaf.amax(1) * torch.tensor(weights)).sum().backward()
     np.testing.assert_allclose(gradient, leaf.grad.numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("zeros", [0, 1, 2])
+def test_products_with_zeros_among_their_factors(zeros: int) -> None:
+    """All but the only zero of a product have gradient 0."""
+    torch = pytest.importorskip("torch")
+    x = distinct(0, 3, 5)
+    x[1, :zeros] = 0
+    gradient = gradients_of(lambda emitter, x: op.prod(x, [1]), {"x": x})["x"]
+    leaf = torch.tensor(x, requires_grad=True)
+    weights = np.random.default_rng(99).uniform(0.5, 1.5, 3)  # those of `program_of`
+    (leaf.prod(1) * torch.tensor(weights)).sum().backward()
+    np.testing.assert_allclose(gradient, leaf.grad.numpy(), rtol=1e-12)
