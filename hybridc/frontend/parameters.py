@@ -22,18 +22,23 @@ TRAINING_BATCH_NORM, TRAINING_DROPOUT = "TrainingBatchNormalization", "TrainingD
 
 _SETTINGS = frozenset({"Resize", "Upsample", "RoiAlign", "QuantizeLinear", "DequantizeLinear"})
 """Their float operands after the first are not parameters."""
+_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+"""Key of what PyTorch's exporter with dynamo tells of an initializer."""
+_PARAMETER = "PARAMETER"
 
 
 def promote(loaded: Loaded, is_trained: Chooser) -> dict[str, np.ndarray]:
     """Make trained initializers inputs, in place, so that nothing folds, transposes or merges them.
 
-    Those are of float32 and have a rank; frozen ones stay. Running statistics of BatchNorm become inputs,
-    too, unless one of the pair is frozen. Returns their values by name, in the file's order; they may be
-    memory maps. Requires: tensors are checked. Raises ModelError HC122 if there are none.
+    Frozen ones stay. Running statistics of BatchNorm become inputs, too, unless one of the pair is frozen.
+    Returns their values by name, in the file's order; they may be memory maps. Requires: tensors are checked.
+    Raises ModelError HC122 if there are none.
     """
     graph = loaded.proto.graph
-    chosen = {name for name in _candidates(graph) if is_trained(name)}
-    for pair in _statistics(graph):
+    statistics = _statistics(graph)
+    buffers = _buffers(graph) - {name for pair in statistics for name in pair}
+    chosen = {name for name in _candidates(loaded.proto) if name not in buffers and is_trained(name)}
+    for pair in statistics:
         if not chosen.issuperset(pair):
             chosen.difference_update(pair)
     if not chosen:
@@ -41,8 +46,8 @@ def promote(loaded: Loaded, is_trained: Chooser) -> dict[str, np.ndarray]:
             codes.NO_PARAMETERS,
             "the model has no trainable parameters",
             where=loaded.source.name,
-            remedy="trainable parameters are float32 initializers of rank 1 or more that --freeze does not"
-            " match",
+            remedy="trainable parameters are float32 initializers that nodes read and --freeze does not"
+            " match, of rank 1 or more unless PyTorch wrote the model",
         )
     tensors = [tensor for tensor in graph.initializer if tensor.name in chosen]
     values = {tensor.name: _value(tensor, loaded) for tensor in tensors}
@@ -57,17 +62,39 @@ def promote(loaded: Loaded, is_trained: Chooser) -> dict[str, np.ndarray]:
     return values
 
 
-def _candidates(graph: onnx.GraphProto) -> Iterator[str]:
-    """Initializers that some node computes with."""
-    used = {
-        name
-        for node in graph.node
-        for name in (node.input[:1] if node.op_type in _SETTINGS else node.input)
-        if name
-    }
+def _candidates(proto: onnx.ModelProto) -> Iterator[str]:
+    """Initializers of float32 that some node computes with.
+
+    Scalars are constants, but where PyTorch says that they are parameters, or traced the model: then
+    constants are nodes.
+    """
+    graph, used = proto.graph, set(_operands(proto.graph))
+    kinds = _kinds(graph)
+    is_traced = proto.producer_name == "pytorch" and not kinds
     for tensor in graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) and tensor.name in used:
+        is_own = is_traced and ":" not in tensor.name  # with a colon the exporter has computed it
+        may_train = bool(tensor.dims) or is_own or kinds.get(tensor.name) == _PARAMETER
+        if may_train and tensor.data_type == TensorProto.FLOAT and tensor.name in used:
             yield tensor.name
+
+
+def _operands(graph: onnx.GraphProto) -> Iterator[str]:
+    """What nodes compute with, those of loops and branches, too."""
+    for node in graph.node:
+        yield from filter(None, node.input[:1] if node.op_type in _SETTINGS else node.input)
+        for attribute in node.attribute:
+            for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                yield from _operands(body)
+
+
+def _kinds(graph: onnx.GraphProto) -> dict[str, str]:
+    """What PyTorch says that initializers are, such as PARAMETER or BUFFER; one that traces says nothing."""
+    return {v.name: p.value for v in graph.value_info for p in v.metadata_props if p.key == _KIND}
+
+
+def _buffers(graph: onnx.GraphProto) -> set[str]:
+    """Initializers that PyTorch says are no parameters."""
+    return {name for name, kind in _kinds(graph).items() if kind != _PARAMETER}
 
 
 def _statistics(graph: onnx.GraphProto) -> list[tuple[str, str]]:

@@ -137,10 +137,22 @@ def networks() -> dict[str, Any]:
         def forward(self, tokens: Any) -> Any:
             return self.head(torch.tanh(self.embedding(tokens)))
 
+    class Scaled(nn.Module):
+        """By a learned number, and shifted by numbers that are not learned."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.scale = nn.Linear(4, 4), nn.Parameter(torch.tensor(2.0))
+            self.register_buffer("table", torch.randn(3, 4))
+
+        def forward(self, x: Any) -> Any:
+            return 0.5 * self.linear(x) * self.scale + self.table
+
     torch.manual_seed(0)
     return {
         "normalised": (Normalised(), torch.randn(2, 3, 6, 6)),
         "tied": (Tied(), torch.zeros(2, 5, dtype=torch.long)),
+        "scaled": (Scaled(), torch.randn(3, 4)),
     }
 
 
@@ -173,6 +185,47 @@ def test_export_for_training_keeps_everything(networks: dict[str, Any], tmp_path
         exported(networks, "tied", tmp_path / "t.onnx", **for_training()), parameters=everything
     )
     assert len(tied.parameters) == 1
+
+
+def test_scalars_of_pytorch_are_parameters(networks: dict[str, Any], tmp_path: Path) -> None:
+    """What that exporter writes does not tell buffers from parameters."""
+    path = exported(networks, "scaled", tmp_path / "m.onnx", **for_training())
+    assert set(read_model(path, parameters=everything).parameters) == set(networks["scaled"][0].state_dict())
+
+
+@pytest.mark.slow
+def test_what_pytorch_calls_a_buffer_is_no_parameter(networks: dict[str, Any], tmp_path: Path) -> None:
+    path = exported(networks, "scaled", tmp_path / "m.onnx", dynamo=True)
+    parameters = {name for name, _ in networks["scaled"][0].named_parameters()}
+    assert set(read_model(path, parameters=everything).parameters) == parameters
+
+
+def test_what_only_a_loop_computes_with_is_a_parameter() -> None:
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["still"]), helper.make_node("Mul", ["h", "w"], ["g"])],
+        "body",
+        [
+            helper.make_tensor_value_info("trip", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("h", TensorProto.FLOAT, [3]),
+        ],
+        [
+            helper.make_tensor_value_info("still", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("g", TensorProto.FLOAT, [3]),
+        ],
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["count", "", "x"], ["y"], body=body)],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3])],
+        [
+            numpy_helper.from_array(np.array(2, np.int64), "count"),
+            numpy_helper.from_array(np.ones(3, np.float32), "w"),
+        ],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert list(read_model(proto, parameters=everything).parameters) == ["w"]
 
 
 @pytest.mark.parametrize(
