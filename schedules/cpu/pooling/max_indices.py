@@ -146,7 +146,7 @@ def _read(function: tirx.PrimFunc) -> Sequence[PoolingAxis] | None:
     blocks: list[s_tir.SBlock] = []
     tvm_ffi.structural_walk(function.body, (s_tir.SBlock, blocks.append), order="post")
     found = [b.annotations for b in blocks if str(b.annotations.get("operator", "")) == "max_pool"]
-    if not found:
+    if not found or len(found[0]["taps"]) != 2:  # three axes of plain data have five dimensions, too
         return None
     (notes,) = found
     data, values, _ = function.params

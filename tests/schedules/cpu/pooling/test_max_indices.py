@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tvm import relax
 
 from hybridc.passes.layout.max_pool import blocked_max_pool_with_indices
+from hybridc.passes.training.kernels.pooling import Pool, max_pool_with_indices
 from hybridc.schedules.cpu.pooling.max_indices import max_pool_indices
 
 # taps, strides, padding in front, dilation; image; positions
@@ -47,3 +49,15 @@ def test_values_and_numbers_of_the_first_maxima(harness, window, image, position
     expected = _reference(x, window, positions)
     np.testing.assert_array_equal(values, expected[0])
     np.testing.assert_array_equal(numbers, expected[1].astype(dtype))
+
+
+def test_a_plain_volume_is_no_blocked_image(harness):
+    """Both have five dimensions."""
+    pool = Pool((1, 2, 2), (1, 2, 2), (0,) * 3, (0,) * 3, (1,) * 3, counts_padding=False)
+    data = relax.Var("x", relax.TensorType((2, 3, 4, 6, 8), "float32"))
+    function = max_pool_with_indices(data, pool, (4, 3, 4))
+    x = np.random.default_rng(0).standard_normal((2, 3, 4, 6, 8)).astype("f4")
+    values, numbers = harness.run(function, harness.schedule(function), [x])
+    windows = x.reshape(2, 3, 4, 3, 2, 4, 2).transpose(0, 1, 2, 3, 5, 4, 6).reshape(2, 3, 4, 3, 4, 4)
+    np.testing.assert_array_equal(values, windows.max(-1))
+    np.testing.assert_array_equal(numbers, windows.argmax(-1))
