@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from tvm import ir, tirx
 
-from hybridc.schedules.cpu.core.micro_kernel import INDEX, ceil_div, integer, loop, vectorized
+from hybridc.schedules.cpu.core.micro_kernel import INDEX, ceil_div, integer, loop, sequence, vectorized
 from hybridc.schedules.cpu.core.nest import substitute, uses
 from hybridc.schedules.cpu.core.shuffles import picked
 from hybridc.schedules.cpu.elementwise.index_maps import IterationSpace, OperandAccess, flat
@@ -97,7 +97,7 @@ def upsampled(space: IterationSpace, lanes: int) -> tuple[tirx.Stmt, list[ir.Var
 
         left = rest(0, found.low * found.factor)
         right = rest(found.high * found.factor, inner.extent)
-        return tirx.SeqStmt([*left, loop(count, tile), *right])
+        return sequence([*left, loop(count, tile), *right])
 
     extents = [lp.extent for lp in outer]
     return tasks(extents, inner.extent, run, parallel=worth_threads(space)), [registers]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tvm import relax
+from tvm import relax, te, topi
 
 op = relax.op
 NEAREST = {"coordinate_transformation_mode": "asymmetric", "rounding_method": "floor"}
@@ -74,6 +74,16 @@ def test_result_is_that_of_numpy(harness, name):
     assert scheduled.workspace_bytes == ()
     (result,) = harness.run(function, scheduled, inputs)
     np.testing.assert_array_equal(result, reference(*inputs))
+
+
+@pytest.mark.parametrize("length", [16, 17])
+def test_a_line_is_enlarged_by_vectors_alone(harness, length):
+    x = te.placeholder((1, 3, length), "float32")
+    enlarged = topi.image.resize1d(x, [0.0, 0.0], (2 * length,), "NCW", "nearest_neighbor", *NEAREST.values())
+    values = np.random.default_rng(0).standard_normal((1, 3, length)).astype("f4")
+    function = te.create_prim_func([x, enlarged])
+    (result,) = harness.run(function, harness.schedule(function), [values])
+    np.testing.assert_array_equal(result, values.repeat(2, 2))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int64", "int32", "int8", "uint8"])
