@@ -72,10 +72,12 @@ def _window(
     block: s_tir.SBlock, spatial: list[tirx.IterVar], taps: list[tirx.IterVar], number: int
 ) -> tuple[int, _Axis] | None:
     """Which operand has windows, and its axis."""
-    result, tap = spatial[number + 2], taps[number]
+    result, tap, axes = spatial[number + 2], taps[number], len(spatial) - 2
     variables = [v.var for v in block.iter_vars]
     for operand, read in enumerate(block.reads):
-        index = read.region[-(len(spatial) - 2) + number].min
+        if len(read.region) < axes:  # a table of one axis, as of what resizing reads
+            continue
+        index = read.region[number - axes].min
         stride, dilation = (first_step(index, v.var, variables) for v in (result, tap))
         if stride and dilation:
             extents = int(result.dom.extent), int(tap.dom.extent)

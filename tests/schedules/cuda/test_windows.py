@@ -9,6 +9,7 @@ import pytest
 from tvm import s_tir
 from tvm.relax import op
 
+from hybridc.passes.training.kernels.resize import resize_gradient
 from hybridc.schedules.cuda.core import windows
 from tests.schedules.cuda import references as ref
 from tests.schedules.cuda.families import convolution
@@ -69,3 +70,9 @@ def test_drawn_windows_are_what_numpy_says(monkeypatch: pytest.MonkeyPatch) -> N
 def test_few_results_are_not_shared() -> None:
     function = convolution((1, 8, 14, 14), (8, 1, 5, 5), padding=2, groups=8).function("small")
     assert windows.windows_shared(function, "conv2d") is None
+
+
+def test_tables_of_one_axis_have_no_windows() -> None:
+    """What resizing reads of an image is at places that a table says."""
+    function = resize_gradient((4, 6, 64, 64), (96, 70), (2, 2), "float32")
+    assert windows.windows_shared(function, "resize_gradient") is None
