@@ -147,21 +147,29 @@ def _parameter_gradients(
 def _frozen_batch_norm(
     reverse: Reverse, call: relax.Call, y: relax.Var, dy: list[relax.Expr | None]
 ) -> list[Gradient]:
-    """With given statistics it is a scale and a shift of each channel."""
-    data, scale, shift, mean, variance = call.args
+    """With given statistics it is a scale and a shift of each channel.
+
+    They may be computed, as those of a layer that keeps no running ones: then they have gradients, too.
+    """
+    data, scale, _, mean, variance = call.args
     [of_result, *_] = dy
     assert of_result is not None and not call.attrs.training
     norm = _per_channel(call)
     channel = norm.parameter_axes[0]
     per_channel = [n if axis == channel else 1 for axis, n in enumerate(norm.shape)]
     rstd = _rstd(reverse, variance, norm)
-    dx = dscale = dshift = None
+    factor = _product(reverse, rstd, scale) if call.attrs.scale else rstd
+    dx = dscale = dshift = dmean = dvariance = None
     if reverse.wanted(data):
-        factor = _product(reverse, rstd, scale) if call.attrs.scale else rstd
         dx = op.multiply(of_result, reverse.shaped(factor, per_channel))
-    if reverse.wanted(scale) or reverse.wanted(shift):
+    if any(map(reverse.wanted, call.args[1:])):
         dscale, dshift = _parameter_gradients(reverse, norm, [data, of_result, mean, rstd])
-    return [dx, dscale, dshift, None, None]
+    if dshift is not None and reverse.wanted(mean):
+        dmean = op.negative(op.multiply(dshift, factor))
+    if dscale is not None and reverse.wanted(variance):
+        slope = op.multiply(op.multiply(rstd, factor), constant(-0.5, rstd))
+        dvariance = op.multiply(dscale, slope)
+    return [dx, dscale, dshift, dmean, dvariance]
 
 
 def _rstd(reverse: Reverse, variance: relax.Expr, norm: Normalisation) -> relax.Expr:

@@ -144,6 +144,16 @@ def test_frozen_batch_norm_scales_and_shifts() -> None:
     assert_gradients(build, _values((4, 3, 2, 5), (3,)))
 
 
+def test_computed_statistics_of_batch_norm_have_gradients() -> None:
+    """As a layer has them that keeps no running ones, as exporters write it."""
+
+    def build(emitter: Emitter, **values: relax.Var) -> relax.Expr:
+        return emitter.item(emitter.emit(nn.batch_norm(*values.values(), 1, 1e-3, training=False)), 0)
+
+    statistics = {"mean": normal(3, 3), "variance": np.abs(normal(4, 3)) + 0.5}
+    assert_gradients(build, {**_values((4, 3, 2, 5), (3,)), **statistics})
+
+
 def test_batch_norm_keeps_its_data_and_two_numbers_a_channel() -> None:
     def build(emitter: Emitter, x: relax.Var, w: relax.Var, scale: relax.Var, shift: relax.Var) -> relax.Expr:
         data = emitter.emit(nn.conv2d(x, w), "data")
