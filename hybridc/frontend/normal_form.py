@@ -42,6 +42,7 @@ class _Normalizer:
         self.resolved: dict[relax.Var, relax.Expr] = {}
         self.hoisted: dict[tvm.ir.GenericConst, relax.Var] = {}
         self.taken = {v.name for v in emitted.inputs} | set(self.weights)
+        self.functions = _numbered(emitted.module)
 
     def run(self) -> NormalForm:
         kept = self._resolve_aliases()
@@ -72,9 +73,11 @@ class _Normalizer:
         return kept
 
     def _substitute(self, value: relax.Expr) -> relax.Expr:
-        """The value with aliases followed."""
+        """The value with aliases followed, and functions by their names in the result."""
         if isinstance(value, relax.Var):
             return self.resolved.get(value, value)
+        if isinstance(value, tvm.ir.GlobalVar):
+            return self.functions.get(value, value)
         if isinstance(value, relax.Tuple):
             return relax.Tuple([self._substitute(field) for field in value.fields])
         if isinstance(value, relax.TupleGetItem):
@@ -146,7 +149,11 @@ class _Normalizer:
         main = relax.Function(parameters, body, relax.TupleType([v.ty for v in results]))
         main = main.with_attr("global_symbol", "main").with_attr("num_input", len(self.emitted.inputs))
         called = {v for b in bindings for v in _called(b.value)}
-        functions = {v: self.emitted.module[v] for v in called}
+        functions = {
+            self.functions.get(v, v): f
+            for v, f in self.emitted.module.functions.items()
+            if self.functions.get(v, v) in called
+        }
         return relax.transform.Normalize()(tvm.IRModule({**functions, tvm.ir.GlobalVar("main"): main}))
 
     def _data_dependent(self, origin: str) -> ModelError:
@@ -194,6 +201,20 @@ def _called(value: relax.Expr) -> list[tvm.ir.GlobalVar]:
     if not isinstance(value, tvm.ir.Call):
         return []
     return [v for v in (value.op, *value.args) if isinstance(v, tvm.ir.GlobalVar)]
+
+
+def _numbered(module: tvm.IRModule) -> dict[tvm.ir.GlobalVar, tvm.ir.GlobalVar]:
+    """New names of functions that TVM has numbered: `pad_1` for `pad1`, which tells the number from a name's
+    own digits, as of `resize1d`."""
+    names = {v.name_hint for v in module.get_global_vars()}
+    renamed = {}
+    for old in module.get_global_vars():
+        base = old.name_hint.rstrip("0123456789")
+        if base != old.name_hint and base in names:
+            new = tvm.ir.GlobalVar(f"{base}_{old.name_hint.removeprefix(base)}")
+            relax.expr._update_type(new, module[old].ty)
+            renamed[old] = new
+    return renamed
 
 
 def _is_static(type_: relax.Type) -> bool:

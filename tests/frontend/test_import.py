@@ -49,6 +49,22 @@ def test_every_binding_of_a_real_network_has_an_origin_and_every_node_a_binding(
     assert named == {node.name for node in nodes}
 
 
+def test_functions_of_one_name_are_numbered_behind_an_underscore():
+    """Which tells the number from digits of the name: passes ask for names without it."""
+    nodes = [make_node("Tile", ["x", f"repeats{i}"], [f"y{i}"]) for i in range(3)]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [3])],
+        [helper.make_tensor_value_info(f"y{i}", onnx.TensorProto.FLOAT, [3 * (i + 2)]) for i in range(3)],
+        [onnx.numpy_helper.from_array(np.array([i + 2]), f"repeats{i}") for i in range(3)],
+    )
+    imported = read_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    assert_normal_form(imported)
+    names = {v.name_hint for v in imported.module.get_global_vars()}
+    assert names == {"main", "tile", "tile_1", "tile_2"}
+
+
 def test_source_and_interface_carry_the_users_names():
     imported = read_model(LIGHT / "light_resnet50.onnx")
     assert imported.source.name == "light_resnet50.onnx"

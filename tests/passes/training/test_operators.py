@@ -192,6 +192,7 @@ def movements(n: Network) -> None:
     n.add("Tile", n.x(normal(0, 2, 3)), n.k(2, 1))
     for mode in ("constant", "reflect", "edge", "wrap"):
         n.add("Pad", n.x(normal(0, 3, 4)), n.k(1, 0, 0, 2), mode=mode)
+    n.add("Pad", n.x(normal(0, 3, 4)), n.k(-1, 0, 2, -1))  # another function of the same name
     n.add("Gather", n.x(normal(0, 4, 3)), n.k(0, 2, 2))
     n.add("GatherElements", n.x(normal(0, 3, 3)), n.k([[1, 2, 0], [2, 0, 0]]), axis=0)
     n.add("GatherND", n.x(normal(0, 2, 3, 4)), n.k([[0, 1], [1, 0]]))
@@ -223,6 +224,7 @@ def products(n: Network) -> None:
         "Gemm", n.x(normal(0, 4, 3)), n.x(normal(1, 5, 4)), n.x(normal(2, 5)), transA=1, transB=1, alpha=0.5
     )
     n.add("Einsum", n.x(normal(0, 2, 3, 4)), n.x(normal(1, 2, 4, 5)), equation="bij,bjk->bik")
+    n.add("Einsum", n.x(normal(0, 2, 3)), n.x(normal(1, 4)), equation="ij,k->ikj")
     n.add("Conv", n.x(normal(0, 1, 2, 5, 5)), n.x(normal(1, 3, 2, 3, 3)), n.x(normal(2, 3)))
     n.add("ConvTranspose", n.x(normal(0, 1, 2, 4, 4)), n.x(normal(1, 2, 3, 3, 3)), strides=[2, 2])
     n.add("NegativeLogLikelihoodLoss", n.x(normal(0, 3, 4)), n.k(0, 2, 1))
