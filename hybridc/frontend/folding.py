@@ -99,9 +99,10 @@ class FoldAndExpand(folding.FoldConstantsPass):
         replacement = self._folded(node, is_function)
         if replacement is None:
             self._check_choice(node)
-        if node.op_type in _SHAPED_AS_INPUT and node.inputs[0] is not None and node.outputs[0].shape is None:
-            node.outputs[0].shape = node.inputs[0].shape
-            node.outputs[0].type = node.outputs[0].type or node.inputs[0].type
+        like = node.inputs[0] if node.op_type in _SHAPED_AS_INPUT else None
+        if like is not None and static_shape(node.outputs[0]) is None:  # of an earlier round, perhaps
+            node.outputs[0].shape = like.shape
+            node.outputs[0].type = node.outputs[0].type or like.type
         expansion = EXPANSIONS.get((node.domain, node.op_type))
         if self.is_counting and replacement is None and not knows_padding:
             source = SOURCES.get(node.op_type) or OPENING.get(node.op_type)

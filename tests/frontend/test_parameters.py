@@ -148,8 +148,20 @@ def networks() -> dict[str, Any]:
         def forward(self, x: Any) -> Any:
             return 0.5 * self.linear(x) * self.scale + self.table
 
+    class Padded(nn.Module):
+        """To a multiple of 4, by an amount that the exporter computes, and then divided in two."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.drop = nn.Linear(4, 4), nn.Dropout(0.25)
+
+        def forward(self, x: Any) -> Any:
+            y = self.drop(nn.functional.pad(self.linear(x), (0, 0, 0, (4 - x.shape[1] % 4) % 4)))
+            return y.view(-1, y.shape[1] // 2, y.shape[2])
+
     torch.manual_seed(0)
     return {
+        "padded": (Padded(), torch.randn(2, 7, 4)),
         "normalised": (Normalised(), torch.randn(2, 3, 6, 6)),
         "tied": (Tied(), torch.zeros(2, 5, dtype=torch.long)),
         "scaled": (Scaled(), torch.randn(3, 4)),
@@ -185,6 +197,12 @@ def test_export_for_training_keeps_everything(networks: dict[str, Any], tmp_path
         exported(networks, "tied", tmp_path / "t.onnx", **for_training()), parameters=everything
     )
     assert len(tied.parameters) == 1
+
+
+def test_dropout_has_the_shape_that_folding_finds_late(networks: dict[str, Any], tmp_path: Path) -> None:
+    """It is looked at before what it reads has a shape of numbers alone."""
+    path = exported(networks, "padded", tmp_path / "m.onnx", **for_training())
+    assert read_model(path, parameters=everything).outputs[0].shape == (4, 4, 4)
 
 
 def test_scalars_of_pytorch_are_parameters(networks: dict[str, Any], tmp_path: Path) -> None:
