@@ -99,14 +99,46 @@ def cumulative_sum(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir
 def matmul(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]:
     """A product along a padded axis is one of zeros in both operands' padding."""
     a, b = operand(node, 0), operand(node, 1)
+    found = _of_product(a, b, ledger)
+    a = ledger.zeroed(a, _depth(a, 1, ledger), build)
+    b = ledger.zeroed(b, _depth(b, 2, ledger), build)
+    return [ledger.mark(build.op("MatMul", a, b), found)]
+
+
+def matmul_integer(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]:
+    """The same of integers, of which one operand's zero point adds nothing, whatever it is multiplied by."""
+    a, b, zero = operand(node, 0), operand(node, 1), given(node, 2)
+    if any(ledger.axes(point) for point in node.inputs[2:]):
+        raise Unsupported("with zero points of a number that is not fixed")
+    found, depth = _of_product(a, b, ledger), _depth(a, 1, ledger)
+    if depth:
+        if zero is not None and math.prod(shape_of(zero)) != 1:
+            raise Unsupported(f"with a zero point for each row {ALONG}")
+        a = ledger.filled(a, depth, build.like(a, 0) if zero is None else build.reshape(zero, []), build)
+    return [ledger.mark(same(node, a, build)[0], found)]
+
+
+def dynamic_quantization(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]:
+    """By the extrema of all elements and zero."""
+    x = operand(node, 0)
+    axes = ledger.axes(x)
+    steps, *parameters = same(node, ledger.zeroed(x, axes, build), build)
+    return [ledger.mark(steps, axes), *parameters]
+
+
+def _depth(factor: ir.Value, from_behind: int, ledger: Ledger) -> Axes:
+    """The axis of a factor that its product goes along, if it is padded."""
+    axis = max(len(shape_of(factor)) - from_behind, 0)
+    return {at: count for at, count in ledger.axes(factor).items() if at == axis}
+
+
+def _of_product(a: ir.Value, b: ir.Value, ledger: Ledger) -> Axes:
+    """Padded axes of a product of matrices. Raises Unsupported where factors have different extents."""
     of_a, of_b = ledger.axes(a), ledger.axes(b)
     shape_a, shape_b = shape_of(a), shape_of(b)
     depth_a, depth_b = len(shape_a) - 1, max(len(shape_b) - 2, 0)
     if of_a.get(depth_a) != of_b.get(depth_b):
         raise Unsupported("of operands of different extents")
-    if depth_a in of_a:
-        a = ledger.zeroed(a, {depth_a: of_a[depth_a]}, build)
-        b = ledger.zeroed(b, {depth_b: of_b[depth_b]}, build)
     rank = max(len(shape_a), len(shape_b))
     found: dict[int, Count] = {}
     for axis in range(2, rank):  # of the batch, from the last one back
@@ -122,8 +154,7 @@ def matmul(node: ir.Node, build: Builder, ledger: Ledger) -> Sequence[ir.Value]:
         found[rank - 2] = of_a[depth_a - 1]
     if has_columns and len(shape_b) - 1 in of_b:
         found[rank - 1] = of_b[len(shape_b) - 1]
-    [result] = build.ops("MatMul", [a, b], {}, results=1)
-    return [ledger.mark(result, _of_vectors(found, rank, has_rows, has_columns))]
+    return _of_vectors(found, rank, has_rows, has_columns)
 
 
 def _of_vectors(axes: Axes, rank: int, has_rows: bool, has_columns: bool) -> Axes:

@@ -270,4 +270,4 @@ class Ledger:
     def zeroed(self, value: ir.Value, axes: Axes, build: Builder) -> ir.Value:
         """The value with 0 in place of its padding along these axes."""
         left = {axis: count for axis, count in axes.items() if (value, axis) not in self._zeros}
-        return self.filled(value, left, build.like(value, 0), build)
+        return self.filled(value, left, build.like(value, 0), build) if left else value

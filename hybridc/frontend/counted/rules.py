@@ -190,6 +190,16 @@ def _layer_normalization(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]
     return [axes] * len(node.outputs)
 
 
+def _by_step(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
+    """To steps or from them: of one size, or of one for each element of an axis that is not padded."""
+    axes, scale = _only_first(node, taken), shape_of(operand(node, 1))
+    rank = len(shape_of(operand(node, 0)))
+    is_one, is_blocked = scale in ((), (1,)), len(scale) > 1
+    if not is_one and (is_blocked or node.attributes.get_int("axis", 1) % rank in axes):
+        raise Unsupported(f"with steps that differ {ALONG}")
+    return [axes]
+
+
 def _one_hot(node: ir.Node, taken: Sequence[Axes]) -> Sequence[Axes]:
     axes, rank = _only_first(node, taken), len(shape_of(operand(node, 0))) + 1
     axis = node.attributes.get_int("axis", -1) % rank
@@ -202,6 +212,7 @@ RULES: Mapping[str, Rule] = {
     "Hardmax": _along_axis,
     **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _layer_normalization),
     **dict.fromkeys(_BY_SAMPLE, _by_sample),
+    **dict.fromkeys(("DequantizeLinear", "QuantizeLinear"), _by_step),
     "BatchNormalization": _by_channel,
     "Gemm": _gemm,
     "GridSample": _samples_of_all,

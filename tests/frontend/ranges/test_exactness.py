@@ -82,6 +82,20 @@ ROWS = {
     "padded": "pads = Constant<value = int64[6] {0, 0, 1, 0, 0, 2}>() y = Pad(x, pads)",
     "elements by size": "wide = Cast<to = 7>(m) column = Unsqueeze(wide, minus)"
     " y = GatherElements<axis = 1>(x, column)",
+    "steps": "q = QuantizeLinear(x, step, middle) y = DequantizeLinear(q, step, middle)",
+    "steps of each column": "steps = Constant<value = float[6] {0.1, 0.2, 0.3, 0.4, 0.5, 0.6}>()"
+    " y = QuantizeLinear<axis = 2>(x, steps)",
+    "steps of what there is": "y, size, at_zero = DynamicQuantizeLinear(x)",
+    "size of steps": "d = Sub(x, half) a = Abs(d) b = Add(a, step) far = Reciprocal(b)"
+    " q, y, at_zero = DynamicQuantizeLinear(far)",
+    "product of integers": "q = QuantizeLinear(x, step, middle)"
+    " turned = Transpose<perm = [0, 2, 1]>(q) y = MatMulInteger(turned, q, middle, middle)",
+    "product of integers by rows": "q, size, at_zero = DynamicQuantizeLinear(x) wq = QuantizeLinear(w, step)"
+    " y = MatMulInteger(q, wq, at_zero)",
+    "largest of windows of integers": f"{IMAGE} q = QuantizeLinear(image, step, middle)"
+    " y = MaxPool<kernel_shape = [3, 2], pads = [1, 0, 1, 1]>(q)",
+    "looked-up integers": "q = QuantizeLinear(w, step, middle) ends = Constant<value = int64 {6}>()"
+    " places = Mod(m, ends) looked = Gather(q, places) y = DequantizeLinear(looked, step, middle)",
     "divided by what is fed": "ones = Constant<value = int64 {1}>() d = Add(m, ones) y = Div(d, d)",
 }
 """Of x [N, S, 6], whose padding is not 0, m [N, S] of places of S, w [6, 6]."""
@@ -96,6 +110,8 @@ CONSTANTS = """
     at = Constant<value = int64 {1}>()
     rows = Constant<value = int64[2] {-1, 6}>()
     half = Constant<value = float {0.5}>()
+    step = Constant<value = float {0.05}>()
+    middle = Constant<value = uint8 {120}>()
     x = Add(fed, half)
 """
 DIMS = {"N": parse_sizes("1..4"), "S": parse_sizes("2..9")}
@@ -131,6 +147,8 @@ REFUSED = {
     "Concat": "y = Concat<axis = 1>(x, x)",
     "Gather": "far = Constant<value = int64 {5}>() y = Gather<axis = 1>(x, far)",
     "Add": "shape = Shape(x) s = Gather(shape, at) f = Cast<to = 1>(s) r = Sqrt(f) y = Add(x, r)",
+    "QuantizeLinear": "steps = Constant<value = float[9] {1, 1, 1, 1, 1, 1, 1, 1, 1}>()"
+    " y = QuantizeLinear<axis = 1>(x, steps)",
     "Trilu": "shape = Shape(x) s = Gather(shape, at) y = Trilu(x, s)",
     "Relu": "flat = Reshape(x, minus) y = Relu(flat)",
     "TopK": "shape = Shape(x) s = Slice(shape, one, two) half0 = Div(s, two) y, i = TopK<axis = 1>(x, half0)",
@@ -156,7 +174,19 @@ def test_a_network_with_other_nodes_at_some_sizes_is_refused() -> None:
     padded(network(text), DIMS, (Interval(2, 4), Interval(5, 9)))
 
 
-@pytest.mark.parametrize("name", ["softmax", "mean", "contraction", "heads", "running sum", "largest"])
+SEEING = (
+    "softmax",
+    "mean",
+    "contraction",
+    "heads",
+    "running sum",
+    "largest",
+    "product of integers",
+    "size of steps",
+)
+
+
+@pytest.mark.parametrize("name", SEEING)
 def test_the_comparison_sees_padding_that_is_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ledger, "filled", lambda self, value, axes, fill, build: value)
     with pytest.raises(AssertionError):
