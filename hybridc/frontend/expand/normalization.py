@@ -6,6 +6,7 @@ Definitions: onnxruntime's docs/ContribOperators.md, onnx's schemas of LayerNorm
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -128,21 +129,41 @@ def _sum(node: ir.Node, bias: int, build: Builder) -> ir.Value:
     return typed(total, dtype_of(x), shape_of(x))
 
 
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """Tables of words, positions and perhaps segments, and what their sum is normalized by."""
+
+    words: ir.Value
+    positions: ir.Value
+    segments: ir.Value | None
+    scale: ir.Value
+    bias: ir.Value
+
+
 def _embedding(node: ir.Node, build: Builder) -> Sequence[ir.Value | None]:
+    words, positions, scale, bias = (operand(node, i) for i in (2, 3, 5, 6))
+    return embedded(node, Embeddings(words, positions, given(node, 4), scale, bias), given(node, 8), build)
+
+
+def embedded(
+    node: ir.Node, tables: Embeddings, positions: ir.Value | None, build: Builder
+) -> Sequence[ir.Value | None]:
     """Words, positions and segments looked up, added and normalised; positions from 0 if not given."""
-    ids, segments, positions = operand(node, 0), given(node, 1), given(node, 8)
+    ids, segments = operand(node, 0), given(node, 1)
     _, length = shape_of(ids)
-    words = build.op("Gather", operand(node, 2), ids)
+    words = build.op("Gather", tables.words, ids)
     if positions is None:
-        placed = build.slice(operand(node, 3), 0, 0, length)
+        placed = build.slice(tables.positions, 0, 0, length)
     else:
-        placed = build.op("Gather", operand(node, 3), positions)
+        placed = build.op("Gather", tables.positions, positions)
     total = build.op("Add", words, placed)
     if segments is not None:
-        total = build.op("Add", total, build.op("Gather", operand(node, 4), segments))
-    typed(total, dtype_of(operand(node, 2)), (*shape_of(ids), shape_of(operand(node, 2))[1]))
+        if tables.segments is None:
+            raise Unsupported("of segments lacks their embeddings")
+        total = build.op("Add", total, build.op("Gather", tables.segments, segments))
+    typed(total, dtype_of(tables.words), (*shape_of(ids), shape_of(tables.words)[1]))
     epsilon = node.attributes.get_float("epsilon", _SKIP_EPSILON)
-    result = layer_normalized(total, operand(node, 5), operand(node, 6), build, epsilon=epsilon)
+    result = layer_normalized(total, tables.scale, tables.bias, build, epsilon=epsilon)
     return [result, _words_counted(node, build) if is_used(node, 1) else None, total]
 
 

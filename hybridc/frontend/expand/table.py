@@ -25,7 +25,7 @@ from hybridc.frontend.expand.control import loops
 from hybridc.frontend.expand.elementwise import elements, single_precision
 from hybridc.frontend.expand.functions import by_body
 from hybridc.frontend.expand.generated import constants, random
-from hybridc.frontend.expand.quantized import block_quantized, packed_weights, products
+from hybridc.frontend.expand.quantized import block_quantized, embedding, packed_weights, products
 from hybridc.frontend.expand.quantized import elementwise as quantized_elementwise
 
 MICROSOFT = "com.microsoft"
@@ -54,7 +54,7 @@ _STANDARD = (
 )
 _MICROSOFT = (
     *(attention, block_quantized, diffusion, fused, group_query, normalization),
-    *(quantized_elementwise, products, recurrent, rotary),
+    *(embedding, quantized_elementwise, products, recurrent, rotary),
 )
 
 EXPANSIONS: Mapping[tuple[str, str], Expansion] = {

@@ -63,6 +63,31 @@ def test_qlinear_mat_mul(opset: int, columns: int | None, a: str, b: str) -> Non
     )
 
 
+@pytest.mark.parametrize("segments", [True, False])
+@pytest.mark.parametrize("mask", [True, False])
+def test_embeddings(segments: bool, mask: bool, tmp_path: Path) -> None:
+    """Tables of words (e), positions (p) and segments (s), normalized by g and b; the tables
+    stay packed."""
+    shapes = {"e": (11, 8), "p": (7, 8), "s": (2, 8), "g": (8,), "b": (8,)}
+    weights = {name: integers("uint8", *shape) for name, shape in shapes.items()} | parameters("epsgb")
+    feeds = {
+        name: RANDOM.integers(0, high, (2, 5)).astype("i4") for name, high in (("i", 11), ("t", 2), ("m", 2))
+    }
+    if not segments:
+        weights = {name: value for name, value in weights.items() if name[0] != "s"}
+    tables, of_segments = ["e", "p", "s" if segments else "", "g", "b"], "t" if segments else ""
+    scales, zeros = ([name and f"{name}{kind}" for name in tables] for kind in "sz")
+    operands = ", ".join(["i", of_segments, *tables, "m" if mask else "", *scales, *zeros])
+    inputs = ", ".join(f"int32[2,5] {name}" for name in ("i", of_segments, "m" if mask else "") if name)
+    assert_compiled_agrees(
+        tmp_path,
+        f"g ({inputs}) => (float[2,5,8] y, int32[2] n)"
+        f" {{ y, n = com.microsoft.QEmbedLayerNormalization<epsilon = 0.001> ({operands}) }}",
+        weights,
+        feeds={name: value for name, value in feeds.items() if f"] {name}" in inputs},
+    )
+
+
 @pytest.mark.parametrize("quantized", [True, False])
 @pytest.mark.parametrize("columns", [None, 5])
 @pytest.mark.parametrize("transposed", [0, 1])
