@@ -34,6 +34,8 @@ MAX_GENERATED_BYTES = 4 << 30
 """Of all arrays that ConstantOfShape nodes make: a few bytes of a file can ask for any size."""
 
 MAX_RANK = 16
+_MOST_ROUNDS = 8
+"""Of folding: quantized layers, one behind the other's computed shape, may need one each."""
 # Folded whatever their size if the weights have no other use: the result replaces them.
 _REARRANGING = ("Cast", "Concat", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
@@ -178,9 +180,14 @@ class _Folding:
             output_size_limit=FOLD_OUTPUT_ELEMENTS,
             should_fold=_should_fold,
         )
-        # a second round sees the shapes that the first one made known; what is not constant then never is
-        for _ in range(2):
+        self.round()
+        # a round sees the shapes that the one before made known; what is not constant then never is
+        unknown = self._unknown()
+        for _ in range(_MOST_ROUNDS - 1):
             self.round()
+            before, unknown = unknown, self._unknown()
+            if unknown == before:
+                break
 
     def round(self) -> None:
         """Fold once more."""
@@ -189,6 +196,11 @@ class _Folding:
         self.fold(self.model)
         _make_initializers(graph, self.name)
         _drop_no_ops(graph, keeps_slices=self.keeps_slices, is_same=self.fold.ledger.is_same)
+
+    def _unknown(self) -> int:
+        """How many results have shapes that are not known."""
+        results = (value for node in self.model.graph for value in node.outputs)
+        return sum(static_shape(value) is None for value in results)
 
     def needed(self) -> ir.Graph:
         """The graph without nodes that nothing reads."""

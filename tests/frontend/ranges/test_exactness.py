@@ -15,6 +15,13 @@ from tests.support.expansion import parsed
 from tests.support.ranges import padded
 
 IMAGE = "image = Unsqueeze(x, one)"
+EXPANDED = (
+    "s{0} = Shape(x{0}) rank{0} = Shape(s{0}) one{0} = ConstantOfShape<value = int64[1] {{1}}>(rank{0})"
+    " kept{0} = Mul(one{0}, minus) is_kept{0} = Equal(s{0}, kept{0}) to{0} = Where(is_kept{0}, one{0}, s{0})"
+    " mean{0} = ReduceMean<axes = [2]>(x{0}) e{0} = Expand(mean{0}, to{0})"
+    " x{1} = com.microsoft.FusedMatMul(e{0}, w) "
+)
+"""By a shape as torch writes it, known once what is in front of it is; onnx does not infer that of x{1}."""
 ROWS = {
     "softmax": "y = Softmax<axis = 1>(x)",
     "log softmax": "y = LogSoftmax<axis = 0>(x)",
@@ -68,6 +75,9 @@ ROWS = {
     "tiled": "tiles = Constant<value = int64[3] {1, 1, 2}>() y = Tile(x, tiles)",
     "expanded": "shape = Shape(x) number = Constant<value = float {2}>() e = Expand(number, shape)"
     " y = Add(e, x)",
+    "expanded by what is expanded": "x0 = Relu(x) "
+    + "".join(EXPANDED.format(level, level + 1) for level in range(2))
+    + "y = Relu(x2)",
     "padded on both sides": "pads = Constant<value = int64[6] {0, 1, 0, 0, 2, 0}>()"
     " two0 = Constant<value = float {2}>() y = Pad(x, pads, two0)",
     "layers": "scale = Constant<value = float[6] {1, 2, 3, 4, 5, 6}>()"
