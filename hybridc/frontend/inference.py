@@ -30,6 +30,9 @@ _SIMPLE = frozenset(
     )
 )
 
+_INFERRED_SINCE = {"GreaterOrEqual": 16, "LessOrEqual": 16}
+"""The first version whose shape onnx infers: of older ones, the same but for types, it infers none."""
+
 Dims = tuple[int | str | None, ...]
 
 
@@ -74,7 +77,8 @@ Answer = tuple[tuple[ir.DataType, ir.Shape | None] | None, ...]
 def inferred(node: ir.Node, version: int) -> Answer | None:
     """Types and dimensions of the node's results, None for those of which nothing is known; None for all if
     inference fails, or is asked of other values than tensors, or of attributes that are tensors or graphs."""
-    question = _question(node, version)
+    since = 0 if node.domain else _INFERRED_SINCE.get(node.op_type, 0)
+    question = _question(node, max(version, since))
     return None if question is None else _answer(question)
 
 

@@ -76,3 +76,14 @@ def test_results_are_those_of_onnx(
 )
 def test_other_nodes_are_left_to_the_pass(node: onnx.NodeProto, shapes: dict[str, list[Any]]) -> None:
     assert inferred(model_of(node, shapes, {}).graph.node(0), OPSET) is None
+
+
+@pytest.mark.parametrize("operator", ["GreaterOrEqual", "LessOrEqual"])
+@pytest.mark.parametrize("opset", [12, 15, 16])
+def test_comparisons_of_all_versions_have_shapes(operator: str, opset: int) -> None:
+    """Of the first one onnx infers none, and masks of decoders are computed by it."""
+    node = helper.make_node(operator, ["a", "b"], ["y"])
+    results = inferred(model_of(node, {"a": [2, 1], "b": [1, 3]}, {}).graph.node(0), opset)
+    assert results is not None and results[0] is not None
+    dtype, shape = results[0]
+    assert (dtype, shape) == (ir.DataType.BOOL, ir.Shape([2, 3]))
