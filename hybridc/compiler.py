@@ -21,6 +21,7 @@ from hybridc.codegen.generate import check_gpu, check_tools, generate_code
 from hybridc.compile_cache import Cache, compile_cache
 from hybridc.errors import ModelError
 from hybridc.frontend import find_refusals, load_model
+from hybridc.frontend.ranges.opening import buckets_of
 from hybridc.garbage import collected_anew
 from hybridc.options import CompileOptions, check_bf16_inference, check_bound_seconds, missing_output
 from hybridc.passes.buckets import (
@@ -42,7 +43,7 @@ from hybridc.progress import NullProgress, Progress, Stopwatch
 from hybridc.report.planning import standing_text
 from hybridc.results import BucketPlans, Cached, Compiled, Planned
 from hybridc.runtime.staging import check_host_memory
-from hybridc.sizes import Bucket, divided
+from hybridc.sizes import Bucket
 from hybridc.tuning import tuner_of
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def _compile(
     with watch("import"):
         model = loaded(source)
     dimensions = open_dimensions_of(model, options)
-    buckets = divided([each.sizes for each in dimensions])
+    buckets = buckets_of(dimensions)
     targets = options.target.of_each if path is not None else (options.target,)
     options = with_shared_effort(options, len(buckets) * len(targets))
     sets: list[list[LoweredNetwork]] = []  # one for each CPU instruction set
@@ -139,7 +140,7 @@ def check_model(source: str | Path, options: CompileOptions) -> tuple[ModelError
     except ModelError as error:
         return (error,)
     dimensions = open_dimensions_of(model, options)
-    *_, largest = divided([each.sizes for each in dimensions])
+    *_, largest = buckets_of(dimensions)
     refused = find_refusals(
         model,
         shapes=dict(options.shapes),
@@ -184,7 +185,7 @@ def plan_model(
     progress = progress or NullProgress()
     model = loaded(source)
     dimensions = open_dimensions_of(model, options)
-    buckets = divided([each.sizes for each in dimensions])
+    buckets = buckets_of(dimensions)
     options = with_shared_effort(options, len(buckets))
     networks: list[PlannedNetwork] = []
     with compile_cache(options.cache) as cache, collected_anew():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from hybridc.errors import UsageError
 from hybridc.ir import Device
-from hybridc.sizes import LARGEST_DIMENSION, Sizes, parse_sizes
+from hybridc.sizes import LARGEST_DIMENSION, Sizes, Sum, parse_sizes
 from hybridc.targets import (
     Target,
     architecture_number,
@@ -46,8 +46,8 @@ DEFAULT_PLAN_SECONDS = 10.0
 DEFAULT_NET_TIMEOUT_SECONDS = 300.0
 """A rank may be late by an evaluation, a checkpoint or the reading of its data."""
 """Time that the planner may search unless asked otherwise, in seconds of a nominal machine."""
-Size = int | Sizes
-"""Of a dimension: fixed, or what it may be when the network runs."""
+Size = int | Sizes | Sum
+"""Of a dimension: fixed, what it may be when the network runs, or what follows from others."""
 Shape = tuple[int | Sizes | None, ...]
 """Of an input; None for a dimension that the model or a size by name fixes."""
 FixedShape = tuple[int | None, ...]
@@ -227,11 +227,11 @@ def parse_shape(text: str) -> tuple[str, Shape]:
 
 
 def parse_dim(text: str) -> tuple[str, Size]:
-    """Read `NAME=8`, the size of a named dimension, or `NAME=1..8`. Raises UsageError HC512."""
+    """Read the size of a dimension: `NAME=8`, `NAME=1..8` or `NAME=OTHER+1`. Raises UsageError HC512."""
     name, _, digits = text.rpartition("=")
-    size = _dimension(digits)
+    size = Sum.of(digits) or _dimension(digits)
     if not name or size is None:
-        remedy = "write NAME=8, or NAME=1..8 for one that stays open"
+        remedy = "write NAME=8, NAME=1..8 for one that stays open, or NAME=OTHER+1"
         raise UsageError("HC512", f"invalid size of a dimension {text!r}", remedy=remedy)
     return name, size
 
@@ -245,7 +245,7 @@ def parse_bound(text: str) -> tuple[str, int]:
     return name, most
 
 
-def _dimension(text: str) -> Size | None:
+def _dimension(text: str) -> int | Sizes | None:
     if re.match(r"\d+(\.\.|,)", text, re.ASCII):
         return parse_sizes(text)
     is_number = re.fullmatch(r"\d{1,10}", text, re.ASCII) and int(text) <= LARGEST_DIMENSION
@@ -501,7 +501,7 @@ class CompileOptions:
                     remedy="for example (1, 3, 224, 224)",
                 )
         for name, size in self.dims:
-            if not _is_dimension(size):
+            if not isinstance(size, Sum) and not _is_dimension(size):
                 raise UsageError(
                     "HC512",
                     f"invalid size {size!r} for dimension {name!r}",

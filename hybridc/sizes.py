@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
 from hybridc.errors import UsageError
@@ -20,6 +20,7 @@ LARGEST_DIMENSION = 2**31 - 1
 _WIDE = 16
 """From here on chosen bounds are multiples of half of it: whole vectors."""
 _TEXT = re.compile(r"(?P<low>\d{1,10})\.\.(?P<high>\d{1,10})(?::(?P<bounds>[\d,]+))?", re.ASCII)
+_NAME = re.compile(r"[^\W\d][\w.]*")
 REMEDY = "write 1..32, with bounds of buckets 1..32:8,32, or the sizes that there are, 64,128"
 
 
@@ -69,6 +70,8 @@ class Sizes:
     """Ascending and apart from each other."""
     is_divided: bool = True
     """Whether they are the buckets; else they are one interval, to be divided."""
+    follows: str | None = None
+    """The dimension whose sizes these go with, each with the one at its place; None if they are free."""
 
     def __post_init__(self) -> None:
         ends = [end for each in self.intervals for end in (each.low, each.high)]
@@ -99,6 +102,58 @@ class Sizes:
         if all(each.is_exact for each in self.intervals):
             return ",".join(str(each.high) for each in self.intervals)
         return f"{self.intervals[0].low}..{self.high}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """The size of a dimension, as those of others and a number."""
+
+    names: tuple[str, ...]
+    more: int = 0
+
+    @staticmethod
+    def of(text: str) -> Sum | None:
+        """Read `past + sequence` or `past + 1`; None for any other text."""
+        terms = [term.strip() for term in text.split("+")]
+        names = tuple(term for term in terms if not re.fullmatch(r"\d{1,9}", term, re.ASCII))
+        if len(terms) < 2 or not names or not all(map(_NAME.fullmatch, names)):
+            return None
+        return Sum(names, sum(int(term) for term in terms if term not in names))
+
+    def __str__(self) -> str:
+        return " + ".join((*self.names, *([str(self.more)] if self.more else [])))
+
+
+def with_sums(names: Iterable[str], given: Mapping[str, int | Sizes | Sum]) -> dict[str, int | Sizes]:
+    """Sizes by dimension, with those that are sums of others: `given` as such, or of `names` that say so.
+
+    Raises UsageError HC512 for one that is given as a sum of what has no size, a range, or several lists.
+    """
+    known = {name: size for name, size in given.items() if not isinstance(size, Sum)}
+    told = {name: size for name, size in given.items() if isinstance(size, Sum)}
+    read = {name: size for name in names if name not in given and (size := Sum.of(name))}
+    found = {name: _added(each, known) for name, each in (read | told).items()}
+    wrong = next((name for name in told if found[name] is None), None)
+    if wrong is not None:
+        what = (
+            f"dimension {wrong!r} is given as {told[wrong]}, whose sizes are not known, or more than one list"
+        )
+        options = " ".join(f"--dim {name}=64" for name in told[wrong].names)
+        raise UsageError("HC512", what, remedy=f"give them sizes, for example {options}")
+    return known | {name: size for name, size in found.items() if size is not None}
+
+
+def _added(each: Sum, known: Mapping[str, int | Sizes]) -> int | Sizes | None:
+    """The size, or those that follow a dimension with a list of sizes; None if it is not known."""
+    terms = {name: known.get(name) for name in each.names}
+    fixed = each.more + sum(size for name in each.names if isinstance(size := terms[name], int))
+    others = [(name, size) for name, size in terms.items() if not isinstance(size, int)]
+    if not others:
+        return fixed
+    [(name, size), *more] = others
+    if more or not isinstance(size, Sizes) or not all(interval.is_exact for interval in size.intervals):
+        return None
+    return replace(listed(interval.high + fixed for interval in size.intervals), follows=name)
 
 
 def _bounds(whole: Interval, most: int) -> list[int]:
@@ -166,12 +221,13 @@ def listed(sizes: Iterable[int]) -> Sizes:
     return Sizes(tuple(Interval(size, size) for size in sizes))
 
 
-def sizes_of(given: object) -> Sizes | None:
-    """What users of Python write: `"1..32"`, `range(1, 33)`, or a list of sizes; None for anything else."""
-    if isinstance(given, Sizes):
+def sizes_of(given: object) -> Sizes | Sum | None:
+    """What users of Python write: `"1..32"`, `range(1, 33)`, a list of sizes, or the sum of other dimensions;
+    None for anything else."""
+    if isinstance(given, Sizes | Sum):
         return given
     if isinstance(given, str):
-        return parse_sizes(given)
+        return Sum.of(given) or parse_sizes(given)
     if isinstance(given, range) and given.step == 1 and len(given):
         return Sizes((Interval(given.start, given.stop - 1),), is_divided=False)
     if isinstance(given, list | tuple) and all(type(size) is int for size in given):

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from hybridc.errors import UsageError
 from hybridc.keywords import options_of
 from hybridc.options import parse_dim, parse_shape
-from hybridc.sizes import MOST_BUCKETS, Interval, Sizes, divided, parse_sizes, union_text
+from hybridc.sizes import (
+    MOST_BUCKETS,
+    Interval,
+    Sizes,
+    Sum,
+    divided,
+    listed,
+    parse_sizes,
+    union_text,
+    with_sums,
+)
 
 
 @given(st.integers(1, 2000), st.integers(0, 5000), st.integers(1, 9))
@@ -58,3 +68,27 @@ def test_text_of_a_union() -> None:
 def test_buckets_grow_by_equal_factors() -> None:
     highs = [each.high for each in parse_sizes("1..512").divided(8)]
     assert highs[0] == 1 and max(math.ceil(b / a) for a, b in pairwise(highs[1:])) <= 3
+
+
+def test_a_dimension_may_be_a_sum_of_others() -> None:
+    """In its own name, or as it is given."""
+    sizes = options_of({"dims": {"past": 64, "n": [1, 8], "total": "past + n"}}).dims
+    assert sizes[-1] == parse_dim("total=past+n") == ("total", Sum(("past", "n")))
+    assert parse_dim("total=past+1") == ("total", Sum(("past",), 1))
+    following = Sizes(listed([65, 72]).intervals, follows="n")
+    assert with_sums((), dict(sizes))["total"] == following
+    given: dict[str, int | Sizes | Sum] = {"past": 64, "n": listed([1, 8])}
+    assert with_sums(["past", "past + n", "past + 2", "past + other"], given) == {
+        **given,
+        "past + n": following,
+        "past + 2": 66,
+    }
+    assert with_sums(["past + n"], {**given, "past + n": 70})["past + n"] == 70
+
+
+@pytest.mark.parametrize("n", [{}, {"n": "1..8"}, {"n": [1, 8], "past": [32, 64]}])
+def test_a_sum_of_what_is_not_known_is_refused(n: dict[str, object]) -> None:
+    dims = options_of({"dims": {"past": 64, **n, "total": "past + n"}}).dims
+    with pytest.raises(UsageError) as refused:
+        with_sums((), dict(dims))
+    assert refused.value.code == "HC512" and "--dim past=64 --dim n=64" in refused.value.remedy

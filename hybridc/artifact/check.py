@@ -19,6 +19,7 @@ from hybridc.artifact.manifest import (
 )
 from hybridc.ir import BufferKind, Device, Graph, Plan, Role
 from hybridc.ir.graph import dtype_bits, stored_dtype
+from hybridc.sizes import Interval
 
 
 def check_weight_tables(manifest: Manifest) -> None:
@@ -95,8 +96,8 @@ def _check_budgets(found: Sequence[Place], plans: tuple[Plan, ...], places: Sequ
 
 
 def _check_buckets(manifest: Manifest) -> None:
-    """Buckets differ in the extents of open axes alone, each size is there with each of other dimensions, and
-    the last has the shapes that users see."""
+    """Buckets differ in the extents of open axes alone, each size is there with each of other dimensions but
+    those that follow it, and the last has the shapes that users see."""
     last = manifest.buckets[-1]
     if (last.inputs, last.outputs, last.counts) != (manifest.inputs, manifest.outputs, manifest.counts):
         raise ValueError("the last bucket does not have the inputs and outputs of the artifact")
@@ -105,8 +106,9 @@ def _check_buckets(manifest: Manifest) -> None:
     names = [each.name for each in manifest.dimensions]
     if not names or len(set(names)) != len(names) or not open_axes.keys() <= known:
         raise ValueError("open dimensions are none, twice there, or of axes that there are not")
-    sizes = {bucket.sizes for bucket in manifest.buckets}
-    if len(sizes) != math.prod(len(set(each)) for each in zip(*sizes, strict=False)):
+    columns = list(zip(*(bucket.sizes for bucket in manifest.buckets), strict=False))
+    free = [each for i, each in enumerate(columns) if not any(_follows(each, other) for other in columns[:i])]
+    if len({bucket.sizes for bucket in manifest.buckets}) != math.prod(len(set(each)) for each in free):
         raise ValueError("there is no bucket for some sizes that others allow")
     for bucket in manifest.buckets:
         if len(bucket.sizes) != len(names) or not all(1 <= each.low <= each.high for each in bucket.sizes):
@@ -123,6 +125,13 @@ def _check_buckets(manifest: Manifest) -> None:
         ]
         if outputs[0] != outputs[1]:
             raise ValueError("a bucket has other outputs")
+
+
+def _follows(sizes: Sequence[Interval], others: Sequence[Interval]) -> bool:
+    """Whether a dimension has one size in each bucket, which is that of another and always the same more."""
+    pairs = list(zip(sizes, others, strict=True))
+    is_exact = all(one.is_exact and other.is_exact for one, other in pairs)
+    return is_exact and len({one.high - other.high for one, other in pairs}) == 1
 
 
 def _check_ports(interface: Interface, graph: Graph) -> None:

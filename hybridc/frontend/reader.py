@@ -27,14 +27,14 @@ from hybridc.frontend.names import unique_names
 from hybridc.frontend.normal_form import normal_form
 from hybridc.frontend.opsets import check_opset, modernize
 from hybridc.frontend.parameters import Chooser, check_export, promote
-from hybridc.frontend.ranges.opening import Dimension, Opening, at_bounds
+from hybridc.frontend.ranges.opening import Dimension, Opening, at_bounds, dimension_names
 from hybridc.frontend.simplify import simplify
 from hybridc.frontend.tensors import check_tensors, with_weights_apart, without_weights
 from hybridc.frontend.values import NARROW_TYPES, dtype_name
 from hybridc.garbage import uncollected
 from hybridc.labels import Labels
 from hybridc.options import FixedShape, Shape, Size
-from hybridc.sizes import Bucket
+from hybridc.sizes import Bucket, with_sums
 
 Source = str | Path | bytes | onnx.ModelProto | Loaded
 """Where a model comes from, or what `load_model` made of it."""
@@ -75,7 +75,8 @@ def read_model(
     """
     model = load_model(source)
     with _text_checked(), uncollected():  # a fifth of the time otherwise, and graphs of all sizes are kept
-        fixed = at_bounds(shapes, dims, dimensions, bucket)
+        sizes_by_name = with_sums(dimension_names(model.proto), dims)
+        fixed = at_bounds(shapes, sizes_by_name, dimensions, bucket)
         loaded = replace(model.copy(), weights={n: w for n, w in model.weights.items() if n not in values})
         if not reads_weights:
             loaded = without_weights(loaded)
@@ -84,7 +85,9 @@ def read_model(
             interface = interface_of(loaded.proto)
 
             def shapes_at(sizes: Bucket) -> Mapping[str, Sequence[int]]:
-                return _input_shapes(loaded, interface, at_bounds(shapes, dims, dimensions, sizes), values)
+                return _input_shapes(
+                    loaded, interface, at_bounds(shapes, sizes_by_name, dimensions, sizes), values
+                )
 
             opening = Opening(dimensions, bucket, shapes_at)
         named = fix_values(loaded.proto, loaded.source.name, values, fixed[1])

@@ -68,7 +68,7 @@ def decoder_form(session: Session) -> DecoderForm:
         ids.shape[0],
         context,
         logits.shape[2],
-        _times(session, ids),
+        _times(session, ids, inputs[MASK], context if is_appended else None),
         caches,
         {node.name: (tuple(node.shape), _DTYPES[node.type]) for node in pasts},
         is_appended,
@@ -89,14 +89,22 @@ def _check_names(
         raise _refused(session, f"its input {unknown[0]!r} is unknown")
 
 
-def _times(session: Session, ids: NodeArg) -> dict[int, float]:
-    """Predicted times by the number of new tokens, which may be open."""
+def _times(session: Session, ids: NodeArg, mask: NodeArg, past: int | None) -> dict[int, float]:
+    """Predicted times by the number of new tokens, which may be open: so many positions does the mask have
+    behind a `past` that they are appended to."""
     name, found = ids.open.get(1), dict[int, float]()
+    total = None if past is None else mask.open.get(1)
+    known = {each for each in (name, total) if each is not None}
     for bucket in session.buckets():
-        if list(bucket.sizes) != ([] if name is None else [name]):
+        if set(bucket.sizes) != known:
             raise _refused(session, "another dimension than the number of new tokens is open")
+        totals = bucket.sizes.get(str(total), (mask.shape[-1],))
         for size in bucket.sizes.get(str(name), (ids.shape[1],)):
-            found[size] = min(bucket.predicted_us, found.get(size, math.inf))
+            if past is None or past + size in totals:
+                found[size] = min(bucket.predicted_us, found.get(size, math.inf))
+    if not found:
+        what = f"{MASK} has not one position for each of the past's {past} and each new token"
+        raise _refused(session, what, f"give it so many, as in --dim {total or 'total'}=past+sequence")
     return found
 
 

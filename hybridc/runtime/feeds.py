@@ -64,10 +64,12 @@ class Shapes:
         return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
     def bucket(self, sizes: Sequence[int]) -> int:
-        """The number of the smallest bucket that has these sizes."""
-        return next(
-            i for i, bucket in enumerate(self._buckets) if all(map(Interval.__contains__, bucket, sizes))
-        )
+        """The number of the smallest bucket that has these sizes. Raises UsageError HC554 if none has."""
+        for i, bucket in enumerate(self._buckets):
+            if all(map(Interval.__contains__, bucket, sizes)):
+                return i
+        what = f"there is no plan for {self._text(sizes)} together"
+        raise UsageError("HC554", what, remedy=f"feed {' or '.join(map(self._text, self._buckets))}")
 
     def open_axes(self, port: Port) -> dict[int, str]:
         """Names of the open dimensions of an input, by axis."""
@@ -99,6 +101,9 @@ class Shapes:
         if number is None:
             return str(port.shape[axis])
         return f"{self._dimensions[number].name}={union_text(self._sizes[number])}"
+
+    def _text(self, sizes: Sequence[object]) -> str:
+        return ", ".join(f"{each.name}={size}" for each, size in zip(self._dimensions, sizes, strict=True))
 
     def _wrong_feed(self, port: Port, what: str) -> UsageError:
         return UsageError("HC553", f"input {port.name!r} {what}", remedy=f"feed {self.type_of(port)}")

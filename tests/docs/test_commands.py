@@ -19,6 +19,8 @@ import onnx
 import pytest
 from onnx import helper
 
+from tests.support.decoders import as_optimum
+
 ROOT = Path(__file__).parents[2]
 README, USAGE = ROOT / "README.md", ROOT / "docs" / "usage.md"
 SMALLER = {
@@ -163,7 +165,7 @@ def test_every_line_of_the_pages_is_run_or_known() -> None:
 
 _OF_OTHER_TESTS = {
     *("quantized.onnx", "cifar_quick", "step.hyb", "open.onnx", "open.hyb", "encoder.hyb"),
-    *("fp16", "bf16", "tf32", "llama.onnx", "llama.hyb"),
+    *("fp16", "bf16", "tf32", "llama.onnx", "llama.hyb", "model.onnx"),
 }
 """Words of the usage page's commands that the next tests run."""
 
@@ -191,8 +193,9 @@ def test_commands_of_the_usage_page(tmp_path: Path) -> None:
 @pytest.mark.isa("avx2")
 @pytest.mark.usefixtures("own_cache")
 def test_language_models_of_the_usage_page(tmp_path: Path) -> None:
-    ran = [words for words in commands(USAGE) if {"llama.onnx", "llama.hyb"} & set(words)]
-    assert [words[1] for words in ran] == ["models", "compile", "generate"]
+    onnx.save(as_optimum(), tmp_path / "model.onnx")
+    ran = [words for words in commands(USAGE) if {"llama.onnx", "llama.hyb", "model.onnx"} & set(words)]
+    assert [words[1] for words in ran] == ["models", "compile", "generate", "compile"]
     smaller = ["--param", "vocabulary=300", "--param", "context=64"]
     for words in ran:
         run(tmp_path, "-m", "hybridc.cli", *small(words), *(smaller if words[1] == "models" else []))

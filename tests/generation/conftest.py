@@ -1,4 +1,4 @@
-"""Compiled decoders: `float32` reads up to eight tokens in a run, `pair` has two sequences."""
+"""Compiled decoders: `float32` and `optimum` read up to eight tokens in a run, `pair` has two sequences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import hybridc
-from tests.support.decoders import CONTEXT, appending, llama, with_open_lengths
+from tests.support.decoders import CONTEXT, appending, as_optimum, llama, with_open_lengths
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +22,10 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "int4": (llama(), one),
         "pair": (llama(batch=2, int4=False), one),
         "appending": (appending(), fixed),
+        "optimum": (
+            as_optimum(),
+            {"batch_size": 1, "sequence_length": [1, 8], "past_sequence_length": CONTEXT},
+        ),
     }
     for name, (model, sizes) in made.items():
         hybridc.compile(model, folder / f"{name}.hyb", target="avx2", dims=sizes)

@@ -23,10 +23,10 @@ def tokens_of(session: GenerationSession, most: int, prompt: list[int] = PROMPT)
 
 
 @pytest.mark.isa("avx2")
-@pytest.mark.parametrize("name", ["float32", "int4", "appending"])
+@pytest.mark.parametrize("name", ["float32", "int4", "appending", "optimum"])
 def test_two_hundred_tokens_are_those_of_onnxruntime(name: str, artifacts: dict[str, Path]) -> None:
     """Which appends to its past where the model lets it."""
-    growing = {"appending": appending, "float32": with_open_lengths}
+    growing = {"appending": appending, "float32": with_open_lengths, "optimum": appending}
     model = growing[name]() if name in growing else llama()
     wanted = list(islice(greedy(model, PROMPT, in_places=name not in growing), 200))
     with hybridc.load_generation(artifacts[name]) as session:
@@ -64,7 +64,7 @@ def test_tokens_of_drawn_decoders_are_those_of_onnxruntime(seed: int, int4: bool
 
 
 @pytest.mark.isa("avx2")
-@pytest.mark.parametrize("name", ["float32", "appending"])
+@pytest.mark.parametrize("name", ["float32", "appending", "optimum"])
 def test_rewind_and_fork_go_on_as_a_new_session_would(name: str, artifacts: dict[str, Path]) -> None:
     with hybridc.load_generation(artifacts[name]) as session:
         session.append([PROMPT])
@@ -221,6 +221,36 @@ def test_a_full_context_shifts(kept: int, artifacts: dict[str, Path]) -> None:
         assert found == wanted[:400]
         with pytest.raises(UsageError, match="cannot stay"):
             session.generate([PROMPT], 1, shift=CONTEXT)
+
+
+@pytest.mark.isa("avx2")
+def test_a_mask_that_follows_has_a_plan_for_each_number_of_new_tokens(artifacts: dict[str, Path]) -> None:
+    """As its dimension is a sum, and no plan for another number of positions."""
+    with hybridc.load_generation(artifacts["optimum"]) as generation:
+        session = generation._decoder.session
+        sizes = [list(bucket.sizes.values()) for bucket in session.buckets()]
+        assert sizes == [[(1, 1), (CONTEXT + 1,) * 2], [(8, 8), (CONTEXT + 8,) * 2]]
+        feeds = {node.name: np.zeros(node.shape, np.int64) for node in session.get_inputs()[:3]}
+        feeds |= {node.name: np.zeros(node.shape, np.float32) for node in session.get_inputs()[3:]}
+        with pytest.raises(UsageError) as caught:
+            session.run(None, {**feeds, "attention_mask": np.zeros((1, CONTEXT + 1), np.int64)})
+    assert caught.value.code == "HC554" and "no plan for sequence_length=8, " in str(caught.value)
+
+
+@pytest.mark.isa("avx2")
+def test_a_mask_of_another_length_than_past_and_new_tokens_is_refused(tmp_path: Path) -> None:
+    """Of one that is cut by the network itself."""
+    model = appending()
+    next(node for node in model.graph.node if node.op_type == "Cast").input[0] = "shorter"
+    model.graph.node.insert(
+        0, onnx.helper.make_node("Slice", ["attention_mask", "second", "most", "second"], ["shorter"])
+    )
+    for name, value in (("second", 1), ("most", 99)):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([value]), name))
+    hybridc.compile(model, tmp_path / "m.hyb", target="avx2", dims={"n": 1, "past": 8, "total": 10})
+    with pytest.raises(UsageError) as caught:
+        hybridc.load_generation(tmp_path / "m.hyb")
+    assert caught.value.code == "HC590" and "attention_mask" in str(caught.value)
 
 
 @pytest.mark.isa("avx2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -67,7 +68,11 @@ def appending() -> onnx.ModelProto:
       nk = Concat <axis=2> (pk, k) nv = Concat <axis=2> (pv, v)
       kt = Transpose <perm=[0,1,3,2]> (nk) s0 = MatMul (q, kt)
       m0 = Cast <to=1> (mask) m1 = Sub (m0, one) m2 = Mul (m1, big) m3 = Unsqueeze (m2, axes)
-      s1 = Add (s0, m3) w = Softmax <axis=-1> (s1) c0 = MatMul (w, nv)
+      before = Shape <start=2, end=3> (pk) first = Squeeze (before)
+      after = Shape <start=2, end=3> (nk) end = Squeeze (after)
+      keys = Range (none, end, step) new = Range (first, end, step) queries = Unsqueeze (new, last)
+      is_seen = LessOrEqual (keys, queries) unseen = Not (is_seen) h0 = Cast <to=1> (unseen) h = Mul (h0, big)
+      s1 = Add (s0, m3) s2 = Sub (s1, h) w = Softmax <axis=-1> (s2) c0 = MatMul (w, nv)
       c1 = Transpose <perm=[0,2,1,3]> (c0) c = Reshape (c1, flat) y = Add (x, c) logits = MatMul (y, head)
     }}"""
     weights = {
@@ -79,7 +84,8 @@ def appending() -> onnx.ModelProto:
         "big": np.array(1e9),
     }
     model = onnx.parser.parse_model(text)
-    shapes = {"shape": [1, -1, heads, depth], "flat": [1, -1, width], "axes": [1, 2]}
+    shapes: dict[str, Any] = {"shape": [1, -1, heads, depth], "flat": [1, -1, width], "axes": [1, 2]}
+    shapes |= {"none": 0, "step": 1, "last": [-1]}
     model.graph.initializer.extend(
         [numpy_helper.from_array(a.astype("f4"), n) for n, a in weights.items()]
         + [numpy_helper.from_array(np.array(a), n) for n, a in shapes.items()]
@@ -91,6 +97,20 @@ def appending() -> onnx.ModelProto:
             field[:] = [names.get(name, name) for name in field]
     for value in (*model.graph.input, *model.graph.output):
         value.name = names.get(value.name, value.name)
+    return model
+
+
+def as_optimum() -> onnx.ModelProto:
+    """`appending` with the names that optimum gives dimensions."""
+    model = appending()
+    names = {"n": "sequence_length", "past": "past_sequence_length"}
+    names["total"] = "past_sequence_length + sequence_length"
+    for value in model.graph.input:
+        first, *others = value.type.tensor_type.shape.dim
+        first.dim_param = "batch_size"
+        for dim in others:
+            if dim.dim_param:
+                dim.dim_param = names[dim.dim_param]
     return model
 
 

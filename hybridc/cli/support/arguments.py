@@ -175,7 +175,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         type=parse_dim,
         metavar="NAME=8",
         help="size of a named dimension; 1..32 for one that stays open, 1..32:8,32 with bounds of buckets, or"
-        " 64,128 for the sizes that there are; may be repeated",
+        " 64,128 for the sizes that there are, or the sum of others as in past+1; may be repeated",
     )
     add(
         "--value",

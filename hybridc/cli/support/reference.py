@@ -12,6 +12,7 @@ import numpy as np
 from hybridc.cli.support.feeds import random_feeds
 from hybridc.errors import UsageError
 from hybridc.options import CompileOptions
+from hybridc.sizes import with_sums
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -143,7 +144,9 @@ def refused(model: Path, error: Exception) -> UsageError:
 
 
 def _fixed_inputs(inputs: Iterable[Any], options: CompileOptions) -> list[FixedInput]:
-    shapes, dims = dict(options.shapes), dict(options.dims)
+    inputs = list(inputs)
+    names = (size for i in inputs for size in i.shape if isinstance(size, str))
+    shapes, dims = dict(options.shapes), with_sums(names, dict(options.dims))
     fixed = []
     for i in inputs:
         own: list[Any] = [dims.get(size, size) for size in i.shape]

@@ -10,7 +10,7 @@ import onnx
 from hybridc.errors import UsageError
 from hybridc.frontend.load import load
 from hybridc.options import Size
-from hybridc.sizes import Sizes
+from hybridc.sizes import Sizes, Sum
 
 _IDS, _MASK, _PAST = "input_ids", "attention_mask", "past_key_values."
 _IN_PLACES = ("GroupQueryAttention",)
@@ -40,7 +40,7 @@ def context_sizes(
         raise _refused(name, "its cache has room for a fixed number of positions", remedy)
     one = {dim: 1 for dim in dims[_IDS] if dim and dim not in given}
     new = {**one, **given}.get(dims[_IDS][1], 1)
-    if isinstance(new, Sizes):
+    if isinstance(new, Sizes | Sum):
         what = f"a context is planned for one number of new tokens, not for {new}"
         raise UsageError("HC512", what, remedy=f"give one size, for example --dim {dims[_IDS][1]}=1")
     more = 0 if any(node.op_type in _IN_PLACES for node in _nodes(loaded.proto)) else new

@@ -12,6 +12,7 @@ from onnx import TensorShapeProto, ValueInfoProto
 from hybridc.errors import ModelError, ModelWarning
 from hybridc.frontend import codes
 from hybridc.options import FixedShape
+from hybridc.sizes import Sum
 
 
 def fix_shapes(
@@ -129,12 +130,19 @@ def _apply_dims(value: ValueInfoProto, name: str, known: Mapping[str, int], refu
         sizes = _example(tensor.shape.dim)
         shape = "x".join(map(str, sizes)) or "1x3x224x224"
         by_name = {d.dim_param: size for d, size in zip(tensor.shape.dim, sizes, strict=True) if d.dim_param}
-        by_dim = "".join(f" --dim {shlex.quote(f'{d}={by_name[d]}')}" for d in unknown)
+        asked = dict.fromkeys(term for d in unknown for term in _terms(d) if term not in known)
+        by_dim = "".join(f" --dim {shlex.quote(f'{d}={by_name.get(d, 128)}')}" for d in asked)
         what = f"input {value.name!r} has unknown dimensions: {declared}"
         remedy = f"fix them, for example --shape {shlex.quote(f'{value.name}={shape}')}"
         remedy += f" or{by_dim}" if unknown and not unnamed else ""
         where = f"{name}: input {value.name!r}"
         refusals.add(ModelError(codes.UNKNOWN_DIMENSION, what, where=where, remedy=remedy))
+
+
+def _terms(dim: str) -> tuple[str, ...]:
+    """The dimensions whose sizes decide this one's."""
+    found = Sum.of(dim)
+    return (dim,) if found is None else found.names
 
 
 def _example(dims: Sequence[TensorShapeProto.Dimension]) -> list[int]:

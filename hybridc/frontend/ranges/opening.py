@@ -9,7 +9,7 @@ import onnx
 
 from hybridc.errors import UsageError
 from hybridc.options import FixedShape, Shape, Size
-from hybridc.sizes import Bucket, Interval, Sizes
+from hybridc.sizes import Bucket, Interval, Sizes, divided, with_sums
 
 FEW_SIZES = 8
 """Of a dimension in a bucket: the network is folded at each of them."""
@@ -68,8 +68,9 @@ def open_dimensions(
 ) -> tuple[Dimension, ...]:
     """The dimensions that are given more than one size, in the order of the model's inputs.
 
-    Raises UsageError HC512 where one is given two ranges.
+    Raises UsageError HC512 where one is given two ranges, or is a sum of what has no sizes.
     """
+    dims = with_sums(dimension_names(model), dims)
     named = {name: size for name, size in dims.items() if isinstance(size, Sizes)}
     ranged = {name: s for name, s in shapes.items() if any(isinstance(size, Sizes) for size in s)}
     if not named and not ranged:
@@ -95,9 +96,31 @@ def open_dimensions(
     return tuple(Dimension(name, named[name], tuple(axes.get(name, ()))) for name in order)
 
 
+def dimension_names(model: onnx.ModelProto) -> Iterable[str]:
+    """Of all inputs, once."""
+    dims = (dim.dim_param for value in model.graph.input for dim in value.type.tensor_type.shape.dim)
+    return dict.fromkeys(filter(None, dims))
+
+
+def buckets_of(dimensions: Sequence[Dimension]) -> tuple[Bucket, ...]:
+    """The buckets, each size of a dimension with each of the others that are free; the largest comes last."""
+    free = [each for each in dimensions if each.sizes.follows is None]
+    intervals = {each.name: each.sizes.intervals for each in dimensions}
+
+    def whole(bucket: Bucket) -> Bucket:
+        chosen = {each.name: interval for each, interval in zip(free, bucket, strict=True)}
+        for each in dimensions:
+            if each.sizes.follows is not None:
+                place = intervals[each.sizes.follows].index(chosen[each.sizes.follows])
+                chosen[each.name] = each.sizes.intervals[place]
+        return tuple(chosen[each.name] for each in dimensions)
+
+    return tuple(map(whole, divided([each.sizes for each in free])))
+
+
 def at_bounds(
     shapes: Mapping[str, Shape],
-    dims: Mapping[str, Size],
+    dims: Mapping[str, int | Sizes],
     dimensions: Sequence[Dimension],
     bucket: Bucket,
 ) -> tuple[dict[str, FixedShape], dict[str, int]]:
