@@ -54,6 +54,8 @@ _COMPUTING = (
     "Sub",
     "Where",
 )
+_UNPACKING = ("GatherBlockQuantized", "MatMulBnb4", "MatMulNBits")
+"""Operators of which packed weights are made, or dense ones, of the constants that they read."""
 
 
 def simplify(
@@ -370,10 +372,19 @@ def _should_fold(node: ir.Node) -> bool | None:
         return True
     if node.op_type == "Slice" and large and _is_cut_apart(large[0]):
         return True
+    if node.op_type in _REARRANGING and _is_unpacked(node.outputs[0]):
+        return True
     known = sum(value.const_value.size for value in inputs if value.const_value is not None)
     if large and elements <= known and (node.op_type in _COMPUTING or _ends_in_constants(node)):
         return True
     return None if elements <= FOLD_OUTPUT_ELEMENTS else False
+
+
+def _is_unpacked(value: ir.Value) -> bool:
+    """Whether all that reads it makes another constant of it: as of a table of words that is a view of the
+    weights of the last product."""
+    readers = [reader.op_type for reader, _ in value.uses()]
+    return bool(readers) and not value.is_graph_output() and all(name in _UNPACKING for name in readers)
 
 
 def _ends_in_constants(node: ir.Node) -> bool:

@@ -143,6 +143,28 @@ def test_packed_weights_compile(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_table_is_that_of_the_last_product(bits: int, tmp_path: Path) -> None:
+    """Whose weights it is a view of, as decoders with tied embeddings are written, and too large to be folded
+    for another reason."""
+    rows, blocks, block = 300, 4, 16
+    weights = {
+        "w": codes(rows, blocks, block * bits // 8),
+        "s": RANDOM.uniform(0.01, 0.02, (rows, blocks)).astype("f4"),
+        "shape": np.array([rows, blocks * block * bits // 8]),
+    }
+    attributes = f"bits={bits}, block_size={block}"
+    assert_compiled_agrees(
+        tmp_path,
+        f"g (int64[2,3] i) => (float[2,3,{rows}] y) {{ t = Reshape (w, shape)"
+        f" r = com.microsoft.GatherBlockQuantized <{attributes}> (t, i, s)"
+        f" y = com.microsoft.MatMulNBits <K={blocks * block}, N={rows}, {attributes}> (r, w, s) }}",
+        weights,
+        opset=21,
+        feeds={"i": RANDOM.integers(0, rows, (2, 3))},
+    )
+
+
 @pytest.mark.parametrize("kind", [0, 1])
 @pytest.mark.parametrize(("depth", "columns", "block"), [(64, 6, 16), (40, 7, 32), (33, 4, 64)])
 def test_codes_of_bitsandbytes(kind: int, depth: int, columns: int, block: int) -> None:
