@@ -114,8 +114,11 @@ def _is_appended(
     is_same = [inputs[old].shape == outputs[new].shape for old, new in caches.items()]
     if all(is_same):
         return False
-    if any(is_same) or POSITIONS not in inputs:
-        raise _refused(session, f"its present is not of the past's shape, nor, with {POSITIONS}, longer")
+    if any(is_same):
+        raise _refused(session, "its present is of the past's shape in some layers, and longer in others")
+    if POSITIONS not in inputs:
+        what = f"its present is longer than the past, and it has no {POSITIONS}"
+        raise _refused(session, what, f"export it with the input {POSITIONS}, which say where tokens stand")
     return True
 
 

@@ -254,6 +254,18 @@ def test_a_mask_of_another_length_than_past_and_new_tokens_is_refused(tmp_path: 
 
 
 @pytest.mark.isa("avx2")
+def test_a_growing_present_without_positions_is_refused(tmp_path: Path) -> None:
+    model = appending()
+    positions = next(each for each in model.graph.input if each.name == "position_ids")
+    model.graph.input.remove(positions)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([[0]]), "position_ids"))
+    hybridc.compile(model, tmp_path / "m.hyb", target="avx2", dims={"n": 1, "past": 8, "total": 9})
+    with pytest.raises(UsageError) as caught:
+        hybridc.load_generation(tmp_path / "m.hyb")
+    assert caught.value.code == "HC590" and "export it with the input position_ids" in caught.value.remedy
+
+
+@pytest.mark.isa("avx2")
 def test_other_artifacts_are_refused(tmp_path: Path) -> None:
     hybridc.compile(models.build("mlp", inputs=8, hidden=8), tmp_path / "m.hyb", target="avx2")
     with pytest.raises(UsageError) as caught:
