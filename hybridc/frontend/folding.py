@@ -24,6 +24,7 @@ from hybridc.frontend.expand.control.sequences import SEQUENCES, Known, Step
 from hybridc.frontend.expand.table import EXPANSIONS
 from hybridc.frontend.inference import computed, inferred, note_computed
 from hybridc.frontend.parameters import TRAINING_BATCH_NORM, TRAINING_DROPOUT
+from hybridc.frontend.restrictions import remedy_of_choice
 from hybridc.frontend.values import static_shape
 from hybridc.placeholders import is_placeholder, placeholder
 
@@ -209,7 +210,8 @@ class FoldAndExpand(folding.FoldConstantsPass):
                 )
             check_choice(node)
         except Unsupported as error:
-            self._refuse(node, codes.WRONG_RESULT, f"{node.op_type} {error}", None)
+            remedy = remedy_of_choice(node)
+            self._refuse(node, codes.WRONG_RESULT, f"{node.op_type} {error}", None, remedy)
         except NotYet:
             self._refuse(node, codes.WRONG_RESULT, f"{node.op_type} {_UNKNOWN}", None)
 
@@ -290,13 +292,20 @@ class FoldAndExpand(folding.FoldConstantsPass):
                 node.outputs[0].name = f"{where}/hybridc.constant_{self._constants[where]}"
                 self._constants[where] += 1
 
-    def _refuse(self, node: ir.Node, code: str, what: str, cause: Exception | None) -> None:
+    def _refuse(
+        self,
+        node: ir.Node,
+        code: str,
+        what: str,
+        cause: Exception | None,
+        remedy: str = "export the network without it",
+    ) -> None:
         """Once for a node, which stays as it is: those behind it are looked at with the shapes that ONNX
         infers."""
         if node in self._refused:
             return
         where = f"{self.name}: node {origin(node)!r} ({node.op_type})"
-        names, remedy = self.ledger.names(node) if self.is_counting else (), "export the network without it"
+        names = self.ledger.names(node) if self.is_counting else ()
         if names:
             what += f": {' and '.join(map(repr, names))}"
             options = " ".join(f"--dim {name}=64,128" for name in names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import onnx_ir as ir
@@ -95,15 +95,28 @@ def is_undecided(node: ir.Node) -> bool:
 
 def remedy_of(node: ir.Node) -> str:
     """What is decided by an input that is a number or a list is constant as soon as the input is."""
-    behind = _inputs_behind(node)
-    options = " ".join(f"--value {shlex.quote(f'{name}=NUMBER')}" for name in behind)
+    return _made_constant(
+        node.inputs[position] for position in SHAPE_OPERANDS.get(node.op_type, ())[: len(node.inputs)]
+    )
+
+
+def remedy_of_choice(node: ir.Node) -> str:
+    """Likewise of a Where that chooses between the results of branches."""
+    return _made_constant(node.inputs[:1])
+
+
+def _made_constant(deciding: Iterable[ir.Value | None]) -> str:
+    behind = _inputs_behind(deciding)
+    examples = ["true" if value.dtype == ir.DataType.BOOL else "NUMBER" for value in behind]
+    pairs = zip(behind, examples, strict=True)
+    options = " ".join(f"--value {shlex.quote(f'{value.name}={example}')}" for value, example in pairs)
     return f"make what decides it a constant: {options}" if behind else _WITHOUT
 
 
-def _inputs_behind(node: ir.Node) -> list[str]:
-    """Names of the graph's inputs of at most one dimension that the node's deciding operands are computed
-    from, but for those that only give their shape."""
-    waiting = [node.inputs[position] for position in SHAPE_OPERANDS.get(node.op_type, ())[: len(node.inputs)]]
+def _inputs_behind(deciding: Iterable[ir.Value | None]) -> list[ir.Value]:
+    """The graph's inputs of at most one dimension that the deciding operands are computed from, but for those
+    that only give their shape."""
+    waiting = list(deciding)
     seen = set[ir.Value]()
     while waiting:
         value = waiting.pop()
@@ -113,11 +126,12 @@ def _inputs_behind(node: ir.Node) -> list[str]:
         producer = value.producer()
         if producer is not None and producer.op_type not in ("Shape", "Size"):
             waiting += producer.inputs
-    return sorted(
-        value.name or ""
+    found = (
+        value
         for value in seen
         if value.is_graph_input() and value.shape is not None and len(value.shape) <= LARGEST_RANK
     )
+    return sorted(found, key=lambda value: value.name or "")
 
 
 def _reason(node: ir.Node) -> str | None:

@@ -67,6 +67,15 @@ def test_a_value_replaces_the_default_of_an_input():
     assert read_model(model, values={"shape": np.array([3, 4])}).outputs[0].shape == (3, 4)
 
 
+def test_a_single_number_is_the_one_element_of_an_input():
+    model = model_of(
+        helper.make_node("Reshape", ["x", "shape"], ["y"]),
+        x=(TensorProto.FLOAT, [2, 6]),
+        shape=(TensorProto.INT64, [1]),
+    )
+    assert read_model(model, values={"shape": np.array(12)}).outputs[0].shape == (12,)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "what"),
     [

@@ -126,7 +126,8 @@ def named_file(option: str, text: str) -> tuple[str, Path]:
 
 
 def named_value(text: str) -> tuple[str, Path | np.ndarray]:
-    """Read `NAME=FILE.npy`, or `NAME=16000` and `NAME=1,2,3`: integers are int64, other numbers float32.
+    """Read `NAME=FILE.npy`, or `NAME=16000` and `NAME=1,2,3`: integers are int64, other numbers float32, true
+    and false bool; `NAME=1,` is a list of one.
 
     Raises UsageError HC533.
     """
@@ -136,11 +137,16 @@ def named_value(text: str) -> tuple[str, Path | np.ndarray]:
     if not name or not given:
         remedy = "write --value NAME=16000, NAME=1,2,3 or NAME=FILE.npy"
         raise UsageError("HC533", f"invalid value {text!r}", remedy=remedy)
-    words = given.split(",")
-    for pattern, read, dtype in ((r"[-+]?\d{1,18}", int, np.int64), (_DECIMAL, float, np.float32)):
+    words = given.removesuffix(",").split(",")
+    kinds = (
+        (r"[-+]?\d{1,18}", int, np.int64),
+        (_DECIMAL, float, np.float32),
+        (r"true|false", "true".__eq__, np.bool_),
+    )
+    for pattern, read, dtype in kinds:
         if all(re.fullmatch(pattern, word, re.ASCII) for word in words):
-            numbers = [read(word) for word in words]
-            return name, np.array(numbers if len(words) > 1 else numbers[0], dtype)
+            read_words = [read(word) for word in words]
+            return name, np.array(read_words if "," in given else read_words[0], dtype)
     return name, Path(given)
 
 

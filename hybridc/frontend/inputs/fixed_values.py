@@ -18,19 +18,22 @@ def fix_values(
 
     A value gives its size to each named dimension of its input, where other inputs have that, too. An input
     that has a default takes the value instead. Raises UsageError HC527 if there is no such input, or the
-    value does not have its type and shape.
+    value does not have its type and shape. A single number has that of an input of one element.
     """
     graph = model.graph
     inputs = {value.name: value for value in graph.input}
     sizes: dict[str, int] = {}
+    made: dict[str, np.ndarray] = {}
     for given, array in values.items():
         if given not in inputs:
             raise _refuse(f"the model has no input {given!r}", name, f"inputs are {', '.join(inputs)}")
         _check_type(inputs[given], array, name)
+        array = _as_declared(inputs[given], array)
         _check_shape(inputs[given], array.shape, {**dims, **sizes}, name)
         sizes.update(_named_sizes(inputs[given], array.shape))
-    if values:
-        _replace(graph, values)
+        made[given] = array
+    if made:
+        _replace(graph, made)
     open_dims = {dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim}
     return {dim: size for dim, size in sizes.items() if dim in open_dims} | dict(dims)
 
@@ -45,7 +48,17 @@ def _check_type(value: ValueInfoProto, array: np.ndarray, name: str) -> None:
         known = onnx.TensorProto.DataType.values()
         wanted = onnx.TensorProto.DataType.Name(expected).lower() if expected in known else "not a tensor"
         what = f"the value of input {value.name!r} is of type {array.dtype}, but the input is {wanted}"
-        raise _refuse(what, name, "convert it with numpy's astype")
+        is_flag = expected == onnx.TensorProto.BOOL
+        raise _refuse(
+            what, name, f"{'give true or false, or ' if is_flag else ''}convert it with numpy's astype"
+        )
+
+
+def _as_declared(value: ValueInfoProto, array: np.ndarray) -> np.ndarray:
+    """A single number as the one element that the input has."""
+    dims = value.type.tensor_type.shape.dim
+    is_single = not array.shape and all(dim.dim_value == 1 for dim in dims)
+    return array.reshape([1] * len(dims)) if is_single else array
 
 
 def _check_shape(value: ValueInfoProto, shape: tuple[int, ...], known: Mapping[str, int], name: str) -> None:

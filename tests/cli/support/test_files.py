@@ -109,6 +109,9 @@ def test_missing_file_is_refused_with_a_remedy(tmp_path: Path, name: str) -> Non
         ("a=b=-1", np.array(-1)),
         ("axes=1,2", np.array([1, 2])),
         ("scale=1,.5e1", np.array([1, 5], np.float32)),
+        ("axes=1,", np.array([1])),
+        ("flag=true", np.array(True)),
+        ("flags=true,false", np.array([True, False])),
     ],
 )
 def test_values_are_numbers(text: str, wanted: np.ndarray) -> None:
@@ -119,6 +122,7 @@ def test_values_are_numbers(text: str, wanted: np.ndarray) -> None:
 
 def test_values_are_files_else() -> None:
     assert named_value("axes=1.npy") == ("axes", Path("1.npy"))
+    assert named_value("flag=True") == ("flag", Path("True"))
     for text in ("axes", "axes=", "=1"):
         with pytest.raises(UsageError, match="invalid value") as refusal:
             named_value(text)

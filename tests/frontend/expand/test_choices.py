@@ -228,4 +228,5 @@ def test_what_cannot_be_chosen_is_refused(body: str, wanted: str) -> None:
     model = parsed(f"g (float[3] x, bool c) => (float[N] y) {{ {body} }}")
     with pytest.raises(ModelError, match=wanted) as refused:
         hybridc.compile(model, stop_after="canonicalize", target="avx2")
-    assert refused.value.code == "HC114"
+    assert refused.value.code == "HC114" and "--value c=true" in refused.value.remedy
+    hybridc.compile(model, stop_after="canonicalize", target="avx2", values={"c": np.array(True)})
