@@ -188,7 +188,7 @@ class _Folding:
         for _ in range(_MOST_ROUNDS - 1):
             self.round()
             before, unknown = unknown, self._unknown()
-            if unknown == before:
+            if unknown in (0, before):
                 break
 
     def round(self) -> None:
