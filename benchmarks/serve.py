@@ -115,13 +115,8 @@ class Server:
 
     def __init__(self, words: Sequence[str]) -> None:
         self.process = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True)
-        text = ""
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            text += line
-            if line.startswith("}"):
-                break
-        self.addresses = json.loads(text)
+        self.addresses = json.loads(self.process.stdout.readline())
 
     def __enter__(self) -> Server:
         return self
@@ -277,7 +272,7 @@ def _serve_onnxruntime(path: Path, threads: int) -> int:
     serve(
         runners,
         settings,
-        lambda at: print(json.dumps({"http": at.http, "grpc": at.grpc}, indent=1), flush=True),
+        lambda at: print(json.dumps({"http": at.http, "grpc": at.grpc}), flush=True),
     )
     return 0
 

@@ -267,7 +267,7 @@ def _load(arguments: argparse.Namespace, opened: ExitStack) -> dict[str, Session
 def _tell_chat(arguments: argparse.Namespace, address: str) -> None:
     name = arguments.artifacts[0].stem
     if arguments.json:
-        print_json({"http": address, "models": [name]})
+        print_json({"http": address, "models": [name]}, one_line=True)
     else:
         print_text(f"serving {name} at http://{address}/v1")
     print(end="", flush=True)  # whoever has started the server waits for it
@@ -275,7 +275,8 @@ def _tell_chat(arguments: argparse.Namespace, address: str) -> None:
 
 def _tell(arguments: argparse.Namespace, sessions: dict[str, Session], addresses: Addresses) -> None:
     if arguments.json:
-        print_json({"http": addresses.http, "grpc": addresses.grpc, "models": list(sessions)})
+        told = {"http": addresses.http, "grpc": addresses.grpc, "models": list(sessions)}
+        print_json(told, one_line=True)
     else:
         print_text(f"serving {', '.join(sessions)} at http://{addresses.http} and grpc://{addresses.grpc}")
     print(end="", flush=True)  # whoever has started the server waits for it

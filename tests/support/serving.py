@@ -36,21 +36,19 @@ class Server:
         with log.open("w") as errors:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         try:
-            told = self._first_document()
+            told = self._first_line()
         except BaseException:
             self.process.kill()
             raise
         self.http, self.grpc = told["http"], told.get("grpc", "")
         self.models: list[str] = told["models"]
 
-    def _first_document(self) -> dict[str, Any]:
-        text = ""
+    def _first_line(self) -> dict[str, Any]:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            text += line
-            if line.startswith("}"):
-                return json.loads(text)
-        raise AssertionError(self.log.read_text())
+        line = self.process.stdout.readline()
+        if not line:
+            raise AssertionError(self.log.read_text())
+        return json.loads(line)
 
     def __enter__(self) -> Server:
         return self

@@ -200,9 +200,9 @@ def safe_file_names(names: Iterable[str], suffix: str) -> dict[str, str]:
     return result
 
 
-def print_json(data: Any) -> None:
-    """One JSON document on standard output."""
-    print(json.dumps(data, indent=2))
+def print_json(data: Any, *, one_line: bool = False) -> None:
+    """One JSON document on standard output; on one line for those who wait for it and cannot see its end."""
+    print(json.dumps(data, indent=None if one_line else 2))
 
 
 def measured_to_json(measured_us: Mapping[tuple[str, Device], float]) -> list[dict[str, Any]]:
