@@ -13,7 +13,7 @@ from typing import Any
 
 from hybridc.errors import UsageError
 from hybridc.json_values import JsonValueError, each, flag, member, number, optional, size, text
-from hybridc.sizes import sizes_of
+from hybridc.sizes import Sizes, sizes_of
 
 NEW = "#new"
 """Behind the name of a state: that of a step's output which is its new value."""
@@ -167,7 +167,7 @@ def batch_of(given: int | str | range) -> tuple[int, bool]:
         sizes = None if isinstance(given, int) else sizes_of(given)
     except UsageError:
         sizes = None
-    if sizes is None or sizes.is_divided or sizes.intervals[0].low != 1:
+    if not isinstance(sizes, Sizes) or sizes.is_divided or sizes.intervals[0].low != 1:
         raise _refusal(str(given), "batch", "write 64, or 1..64 for steps of at most so many examples")
     return sizes.high, True
 

@@ -283,7 +283,7 @@ def test_what_needs_whole_batches_is_refused(
 def test_batches_are_written_in_many_ways() -> None:
     assert batch_of(64) == batch_of("64") == (64, False)
     assert batch_of("1..64") == batch_of(range(1, 65)) == (64, True)
-    for wrong in ("", "0", "1..", "64..1", "1..64:8,64", 0, -1, True, range(5)):
+    for wrong in ("", "0", "1..", "64..1", "1..64:8,64", "rows + 1", 0, -1, True, range(5)):
         with pytest.raises(UsageError):
             batch_of(wrong)
 
