@@ -151,7 +151,9 @@ def _added(each: Sum, known: Mapping[str, int | Sizes]) -> int | Sizes | None:
     if not others:
         return fixed
     [(name, size), *more] = others
-    if more or not isinstance(size, Sizes) or not all(interval.is_exact for interval in size.intervals):
+    if more or each.names.count(name) > 1 or not isinstance(size, Sizes):
+        return None
+    if not all(interval.is_exact for interval in size.intervals):
         return None
     return replace(listed(interval.high + fixed for interval in size.intervals), follows=name)
 

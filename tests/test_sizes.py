@@ -84,6 +84,8 @@ def test_a_dimension_may_be_a_sum_of_others() -> None:
         "past + 2": 66,
     }
     assert with_sums(["past + n"], {**given, "past + n": 70})["past + n"] == 70
+    assert with_sums(["past + past"], given)["past + past"] == 128
+    assert "n + n" not in with_sums(["n + n"], given)
 
 
 @pytest.mark.parametrize("n", [{}, {"n": "1..8"}, {"n": [1, 8], "past": [32, 64]}])

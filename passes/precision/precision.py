@@ -26,8 +26,9 @@ from hybridc.passes.precision.bf16_storage import keep_in_bf16
 from hybridc.passes.precision.small_tensors import SMALL_BYTES
 from hybridc.passes.program.prim_funcs import FunctionTable
 from hybridc.passes.program.program import Program, called_function, tensor_shape
-from hybridc.passes.schedule import constant_arguments, schedule_requests
+from hybridc.passes.schedule import schedule_requests
 from hybridc.schedules.cpu.core.attention import read_attention
+from hybridc.schedules.cpu.core.dot_products import bf16_is_faster
 from hybridc.schedules.cpu.core.nest import Nest, read_block, read_integer_contraction
 from hybridc.schedules.cpu.low_precision import bf16_wgrad1d, bf16_wgrad2d
 from hybridc.schedules.cpu.low_precision.bf16_conv1d import (
@@ -40,7 +41,9 @@ from hybridc.schedules.cpu.low_precision.bf16_conv1d import (
 from hybridc.schedules.cpu.low_precision.bf16_conv2d import read_bf16_convolution, winograd_is_faster
 from hybridc.schedules.cpu.low_precision.bf16_matmul import read_bf16_product
 from hybridc.schedules.cpu.packed.bf16_rows import bf16_dot
+from hybridc.schedules.cpu.packed.few_rows import FEW_ROWS
 from hybridc.schedules.cpu.packed.read import Packed, read_packed
+from hybridc.schedules.cpu.packed.rounded_rows import accepts_rounded_rows
 from hybridc.schedules.cpu.wgrad.fourier import is_by_transforms
 from hybridc.schedules.cuda.tensor_core.tensor_core import read_tf32_product, tf32_is_faster
 from hybridc.schedules.rule import PRECISION, PRECISION_NOTE, Request
@@ -64,10 +67,6 @@ class Factors:
 Errors = Callable[[Program, Mapping[str, Collection[int]]], Mapping[str, float]]
 """How much rounding these parameters, by position, changes what each function gives: the Euclidean norm of
 the change over that of the result, of the worst call. Results come behind arguments."""
-
-
-_LEAST_SPEEDUP = 1.05
-"""Of multiplications in bf16, below which rounding and packing for them takes what they gain."""
 
 
 def reduce_precision(
@@ -121,7 +120,7 @@ def reduce_step_precision(
     found = _found(program, _bf16_reader(program, target, winograd, threads, speedup))
     factors, notes = _rounded_and_not(found)
     in_floats = {name: f for name, f in found.items() if isinstance(f, Factors) and f.in_floats}
-    if target.isa.has_bf16 and not target.isa.has_tiles and speedup < _LEAST_SPEEDUP:
+    if not bf16_is_faster(target.isa, speedup):
         notes |= dict.fromkeys(factors, "this processor multiplies bf16 no faster than fp32")
         factors = {}
     rounded = set[relax.Var]()
@@ -144,20 +143,13 @@ def _bf16_reader(
     speedup: float,
     int8_activations: bool = True,
 ) -> Callable[[str], Factors | str]:
-    constants = constant_arguments(program)
+    requests = schedule_requests(
+        program, target, winograd=winograd, int8_activations=int8_activations, threads=threads
+    )
 
     def read(name: str) -> Factors | str:
         function = program.module[name].with_attr(PRECISION, BF16)
-        request = Request(
-            function,
-            constants[name],
-            target,
-            winograd=winograd,
-            int8_activations=int8_activations,
-            threads=threads,
-            bf16_speedup=speedup,
-        )
-        return _factors(request)
+        return _factors(replace(requests[name], function=function, bf16_speedup=speedup))
 
     return read
 
@@ -302,8 +294,12 @@ def _factors(request: Request) -> Factors | str:
 
 def _packed_factors(request: Request, packed: Packed) -> Factors | str:
     """Rounding the scales changes the weights as much as rounding these, in the worst case."""
+    if accepts_rounded_rows(packed, request):
+        return "its rows are rounded to 8 bits"
+    if packed.rows <= FEW_ROWS:
+        return "few rows wait for memory"
     if bf16_dot(packed, request) is None:
-        return "its rows are rounded to 8 bits, or fp32 is predicted to be as fast"
+        return "no bf16 kernel computes this, or none is faster"
     factors = _positions(packed.contraction.nest, packed.contraction.left.source, packed.scales)
     return factors if isinstance(factors, str) else replace(factors, reads_bf16=False)
 

@@ -23,6 +23,9 @@ from tvm import ir, tirx
 from hybridc.options import BF16, INT8
 from hybridc.targets import Isa
 
+_LEAST_SPEEDUP = 1.05
+"""Of multiplications in bf16 on vectors, below which rounding and packing for them takes what they gain."""
+
 
 @dataclass(frozen=True, slots=True)
 class Dot:
@@ -74,6 +77,12 @@ def dot_of(precision: str, isa: Isa) -> Dot | None:
     if unit is None or (precision == BF16 and not unit.has_bf16):
         return None
     return Dot(precision, unit.is_emulated)
+
+
+def bf16_is_faster(isa: Isa, speedup: float) -> bool:
+    """Whether multiplying bf16 pays, which vectors do `speedup` times as fast as floats; on tiles it always
+    does."""
+    return isa.has_tiles or (isa.has_bf16 and speedup >= _LEAST_SPEEDUP)
 
 
 def with_llvm(text: str, body: tirx.Stmt) -> tirx.Stmt:

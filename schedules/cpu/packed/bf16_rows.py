@@ -11,7 +11,12 @@ from collections.abc import Callable
 from tvm import ir, tirx
 
 from hybridc.options import BF16
-from hybridc.schedules.cpu.core.dot_products import Dot, bf16_pairs_of_neighbours, dot_of
+from hybridc.schedules.cpu.core.dot_products import (
+    Dot,
+    bf16_is_faster,
+    bf16_pairs_of_neighbours,
+    dot_of,
+)
 from hybridc.schedules.cpu.core.micro_kernel import PARALLEL_WORK, grid, integer
 from hybridc.schedules.cpu.low_precision.amx import SIDE
 from hybridc.schedules.cpu.packed.few_rows import FEW_ROWS
@@ -21,8 +26,6 @@ from hybridc.schedules.rule import Request
 
 _AT_ONCE = 16
 """Numbers that are rounded at once: a vector of 512 bits."""
-_LEAST_SPEEDUP = 1.05
-"""Of multiplications in bf16, below which rounding for them takes what they gain."""
 
 
 def bf16_dot(packed: Packed, request: Request) -> Dot | None:
@@ -35,7 +38,7 @@ def bf16_dot(packed: Packed, request: Request) -> Dot | None:
     dot = dot_of(BF16, isa)
     if request.precision != BF16 or dot is None or packed.rows <= FEW_ROWS:
         return None
-    if not isa.has_tiles and request.bf16_speedup < _LEAST_SPEEDUP:
+    if not bf16_is_faster(isa, request.bf16_speedup):
         return None
     if accepts_rounded_rows(packed, request) or not packed.has_rows_along_depth:
         return None
