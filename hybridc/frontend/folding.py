@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -22,10 +23,10 @@ from hybridc.frontend.expand.control.choices import CHOICE, CHOICES, Inlining, c
 from hybridc.frontend.expand.control.copies import discard
 from hybridc.frontend.expand.control.sequences import SEQUENCES, Known, Step
 from hybridc.frontend.expand.table import EXPANSIONS
-from hybridc.frontend.inference import computed, inferred, note_computed
+from hybridc.frontend.inference import MOST_READ, computed, inferred, note_computed
 from hybridc.frontend.parameters import TRAINING_BATCH_NORM, TRAINING_DROPOUT
 from hybridc.frontend.restrictions import remedy_of_choice
-from hybridc.frontend.values import static_shape
+from hybridc.frontend.values import constant_array, constant_attribute, static_shape
 from hybridc.placeholders import is_placeholder, placeholder
 
 _WRONGLY_FOLDED = ("CastLike", "ConcatFromSequence", "SplitToSequence")
@@ -130,6 +131,7 @@ class FoldAndExpand(folding.FoldConstantsPass):
             return None
         version, graph = self._opset_imports.get(node.domain, 0), node.graph
         known = _shape_read(node)
+        known = _filled(node) if known is None else known
         known = computed(node, version) if known is None and isinstance(graph, ir.Graph) else known
         known = self._unread(node) if known is None else known
         if known is not None and isinstance(graph, ir.Graph):
@@ -332,6 +334,16 @@ def _shape_read(node: ir.Node) -> np.ndarray | None:
         return None
     dims = source.shape[node.attributes.get_int("start", 0) : node.attributes.get_int("end", None)]
     return np.array(dims, np.int64) if all(isinstance(dim, int) for dim in dims) else None
+
+
+def _filled(node: ir.Node) -> np.ndarray | None:
+    """What a ConstantOfShape makes if that is few numbers, which decide shapes: the pass leaves them all, and
+    what reads them waits for another round."""
+    dims = constant_array(node.inputs[0]) if node.op_type == "ConstantOfShape" and not node.domain else None
+    if dims is None or (dims < 0).any() or math.prod(dims.tolist()) > MOST_READ:
+        return None
+    fill = constant_attribute(node, "value", np.zeros(1, np.float32))
+    return np.full(tuple(dims), fill.reshape(()), fill.dtype)
 
 
 def origin(node: ir.Node) -> str:

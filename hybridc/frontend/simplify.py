@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from hybridc.frontend.expand.builder import Builder
 from hybridc.frontend.expand.control.choices import has_choices
 from hybridc.frontend.folding import FoldAndExpand, origin
 from hybridc.frontend.parameters import TRAINING_BATCH_NORM, to_training_form
-from hybridc.frontend.ranges.follow import follow_sizes
+from hybridc.frontend.ranges.follow import Folded, follow_sizes
 from hybridc.frontend.ranges.opening import Opening
 from hybridc.frontend.tensors import leave_unread, put_weights
 from hybridc.frontend.values import constant_array, constant_attribute, static_shape
@@ -92,13 +92,14 @@ def simplify(
             return _Folding(inlined, name, for_training, refusals).simplified()
         unfolded = inlined.clone()
 
-        def folded(sizes: Bucket) -> ir.Graph:
+        def folded(sizes: Bucket, is_brief: bool) -> ir.Graph:
             """The graph as it first is, constants folded and operators expanded, at these sizes."""
             shaped = _with_input_shapes(unfolded.clone(), opening.shapes(sizes))
-            return _Folding(shaped, name, for_training, codes.Refusals(), is_open=True).needed()
+            refusals = codes.Refusals()
+            return _Folding(shaped, name, for_training, refusals, is_open=True, is_brief=is_brief).needed()
 
         folding = _Folding(inlined, name, for_training, refusals, is_open=True)
-        folding.follow(opening, map(folded, opening.samples()[:-1]))
+        folding.follow(opening, folded)
         return folding.simplified()
 
 
@@ -168,8 +169,10 @@ class _Folding:
         refusals: codes.Refusals,
         *,
         is_open: bool = False,
+        is_brief: bool = False,
     ) -> None:
-        """`is_open` if it is compared with the same network of other sizes. Requires: `model` is inlined."""
+        """`is_open` if it is compared with the same network of other sizes, `is_brief` if one round may do:
+        the second mostly finds nothing. Requires: `model` is inlined."""
         self.model, self.name, self.refusals, self.is_open = model, name, refusals, is_open
         self.keeps_slices = is_open  # those that take all at some sizes only
         self.fold = FoldAndExpand(
@@ -185,7 +188,7 @@ class _Folding:
         self.round()
         # a round sees the shapes that the one before made known; what is not constant then never is
         unknown = self._unknown()
-        for _ in range(_MOST_ROUNDS - 1):
+        for _ in range(0 if is_brief and not unknown else _MOST_ROUNDS - 1):
             self.round()
             before, unknown = unknown, self._unknown()
             if unknown in (0, before):
@@ -229,10 +232,10 @@ class _Folding:
                 remedy = "train on whole batches alone: give --batch one number"
                 self.refusals.add(ModelError(codes.WRONG_RESULT, what, where=where, remedy=remedy), node)
 
-    def follow(self, opening: Opening, others: Iterable[ir.Graph]) -> None:
-        """Make inputs with open axes padded values; the `others` are what is `needed` at other sizes."""
+    def follow(self, opening: Opening, folded: Folded) -> None:
+        """Make inputs with open axes padded values; what is `needed` at other sizes is `folded`."""
         opset, ledger = self.fold.opset, self.fold.ledger
-        follow_sizes(self.needed(), opening, others, ledger, opset, self.name, self.refusals)
+        follow_sizes(self.needed(), opening, folded, ledger, opset, self.name, self.refusals)
         self.keeps_slices = False
 
     def simplified(self) -> ir.Model:

@@ -4,7 +4,7 @@ sizes."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +18,10 @@ from hybridc.frontend.inputs.shape_inputs import SHAPE_OPERANDS
 from hybridc.frontend.ranges.compare import Match, matched
 from hybridc.frontend.ranges.opening import Opening
 from hybridc.frontend.values import constant_array, static_shape
+from hybridc.sizes import Bucket
+
+Folded = Callable[[Bucket, bool], ir.Graph]
+"""The network with its constants folded at some sizes, as far as one round does if that is asked for."""
 
 MAX_COMPUTED = 16
 """Elements of a constant that are computed from sizes: as many as a shape may have."""
@@ -26,7 +30,7 @@ MAX_COMPUTED = 16
 def follow_sizes(
     graph: ir.Graph,
     opening: Opening,
-    others: Iterable[ir.Graph],
+    folded: Folded,
     ledger: Ledger,
     opset: int,
     name: str,
@@ -34,15 +38,11 @@ def follow_sizes(
 ) -> None:
     """Append an input for the size of each open dimension, int64[1], and tell the ledger what depends on it.
 
-    Requires: the graph is folded at the bucket's largest sizes, and the `others` at each of
-    `opening.samples()` before these. Refuses ModelError HC114 where a node computes with a constant that
+    Requires: the graph is folded at the bucket's largest sizes. It is compared with what is `folded` at each
+    of `opening.samples()` before these. Refuses ModelError HC114 where a node computes with a constant that
     sizes decide in another way than by a sum; raises HC117 where sizes decide what nodes there are.
     """
-    samples = opening.samples()
-    found = [
-        matched(graph, other, name, _told(opening, bucket))
-        for other, bucket in zip(others, samples[:-1], strict=True)
-    ]
+    found = [match_at(graph, opening, sizes, folded, name) for sizes in opening.samples()[:-1]]
     values = dict.fromkeys(value for match in found for value in match)
     matches: list[Match] = [*found, dict(zip(values, values, strict=True))]
     open_axes = _size_inputs(graph, opening, ledger)
@@ -74,6 +74,16 @@ def follow_sizes(
         graph.extend(build.nodes)
     elif build.nodes:
         graph.insert_before(first, build.nodes)
+
+
+def match_at(graph: ir.Graph, opening: Opening, sizes: Bucket, folded: Folded, name: str) -> Match:
+    """The values at these sizes. Where a brief folding leaves the same nodes there is no need of another."""
+    told = _told(opening, sizes)
+    brief = folded(sizes, True)
+    try:
+        return matched(graph, brief, name, told)
+    except ModelError:
+        return matched(graph, folded(sizes, False), name, told)
 
 
 def _told(opening: Opening, bucket: Sequence[object]) -> str:
