@@ -10,6 +10,7 @@ from tvm import ir, s_tir, te, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import function_of
 from hybridc.schedules.cpu.core.nest import Nest, NestBlock, adds_128, loads, read_integer_contraction
+from hybridc.schedules.mutation import mutate
 from hybridc.schedules.shapes import index_shape, shape_of
 from hybridc.schedules.storage import WIDE, WideFunction, retyped
 
@@ -95,7 +96,7 @@ def _in_floats(stage: tirx.Stmt, new: dict[ir.Var, ir.Var]) -> tirx.Stmt:
         (tirx.BufferStore, store),
         (ir.Var, lambda v, _: new.get(v, v)),
     ]
-    return tvm_ffi.structural_mutate(stage, callbacks)
+    return mutate(stage, callbacks)
 
 
 def _is_float(value: ir.Expr) -> bool:

@@ -15,6 +15,7 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from hybridc.appended_rows import SCALE_BYTES
+from hybridc.schedules.mutation import mutate
 
 _ROWS, _WIDE = "int8", "float32"
 
@@ -49,9 +50,7 @@ def wide_rows(function: tirx.PrimFunc) -> WideRows | None:
         load = node.a.value
         return tirx.BufferLoad(new[load.source], [mutator.mutate(i) for i in load.indices])
 
-    body = tvm_ffi.structural_mutate(
-        function.body, [(tirx.Mul, product), (ir.Var, lambda v, _: new.get(v, v))]
-    )
+    body = mutate(function.body, [(tirx.Mul, product), (ir.Var, lambda v, _: new.get(v, v))])
     return WideRows(_with_parameters(function, new, body), positions)
 
 
@@ -84,7 +83,7 @@ def _with_loads_of_rows(body: tirx.Stmt, new: Mapping[ir.Var, ir.Var]) -> tirx.S
         return tirx.address_of(tirx.BufferLoad(new[node.args[0].source], at))
 
     callbacks = [(ir.TensorLoad, load), (ir.Call, call), (ir.Var, lambda v, _: new.get(v, v))]
-    return tvm_ffi.structural_mutate(body, callbacks)
+    return mutate(body, callbacks)
 
 
 def _element(buffer: ir.Var, indices: list[ir.Expr]) -> ir.Expr:

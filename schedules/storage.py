@@ -20,6 +20,7 @@ from tvm import ir, s_tir, te, tirx
 
 from hybridc.schedules.conversion import converted
 from hybridc.schedules.cpu.core.micro_kernel import function_of
+from hybridc.schedules.mutation import mutate
 from hybridc.schedules.packing import Packing
 from hybridc.schedules.rule import Request, Rule, Scheduled
 from hybridc.schedules.scalar_loads import addressed, scalar_loads
@@ -252,7 +253,7 @@ def retyped(
         (ir.Call, call),
         (ir.Var, lambda v, _: new.get(v, v)),
     ]
-    return tvm_ffi.structural_mutate(body, callbacks)
+    return mutate(body, callbacks)
 
 
 def _converts(body: tirx.Stmt) -> bool:

@@ -17,6 +17,8 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
+from hybridc.schedules.mutation import mutate
+
 
 def with_infinite_bounds(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with infinite initial values of its maxima and minima, and valid ones of their indices."""
@@ -47,7 +49,7 @@ def with_propagated_nan(function: tirx.PrimFunc) -> tirx.PrimFunc:
         return _propagating(mutator.default_mutate(extremum))
 
     callbacks = ((s_tir.SBlock, keep), ((tirx.Max, tirx.Min), renew))
-    body = tvm_ffi.structural_mutate(function.body, callbacks)
+    body = mutate(function.body, callbacks)
     return tirx.PrimFunc(list(function.params), body, function.ret_type, function.attrs)
 
 

@@ -17,6 +17,7 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.ir.transform import Sequential
 
 from hybridc.checks import CHECKS
+from hybridc.schedules.mutation import mutate
 from hybridc.schedules.rule import Scheduled
 from hybridc.schedules.safety.fed import is_zero
 from hybridc.schedules.safety.insert import CheckInserter
@@ -104,10 +105,11 @@ def _follows_data(function: tirx.PrimFunc) -> bool:
             data.add(named.var)
 
     def access(node: ir.TensorLoad | tirx.BufferStore) -> None:
-        found.extend(index for index in node.indices if _comes_from(index, data))
+        if not found:
+            found.extend(index for index in node.indices if _comes_from(index, data))
 
     def division(node: ir.Expr) -> None:
-        if _is_integer(node) and _comes_from(node.b, data):
+        if not found and _is_integer(node) and _comes_from(node.b, data):
             found.append(node)
 
     def count(loop: tirx.For) -> None:
@@ -124,6 +126,8 @@ def _comes_from(expr: ir.Expr, data: set[ir.Var]) -> bool:
     """Whether an expression reads memory or one of these variables."""
     if isinstance(expr, tirx.IntImm):  # most divisors, and many indices
         return False
+    if isinstance(expr, ir.Var):
+        return expr in data
     read: list[ir.Expr] = []
     tvm_ffi.structural_walk(expr, ((ir.Var, ir.TensorLoad), read.append))
     return any(isinstance(each, ir.TensorLoad) or each in data for each in read)
@@ -200,6 +204,8 @@ class _Guard(Rebuilder):
 
     def expression(self, expr: ir.Expr) -> ir.Expr:
         """With accesses and divisions that do no harm."""
+        if isinstance(expr, tirx.IntImm | tirx.FloatImm | ir.Var):
+            return expr
 
         def load(node: ir.TensorLoad, mutator: tvm_ffi.StructuralMutator) -> ir.Expr:
             node = mutator.default_mutate(node)
@@ -222,7 +228,7 @@ class _Guard(Rebuilder):
             return self._divided(mutator.default_mutate(node))
 
         callbacks = ((ir.TensorLoad, load), (ir.Call, call), (_DIVISIONS, division))
-        return tvm_ffi.structural_mutate(expr, callbacks)
+        return mutate(expr, callbacks)
 
     @contextmanager
     def _given(self, condition: ir.Expr) -> Iterator[None]:
@@ -249,7 +255,7 @@ class _Guard(Rebuilder):
             self.known.bind(var, ir.Range.from_min_extent(tirx.const(0, str(var.ty.dtype)), ramp.lanes))
             return mutator.mutate(ramp.base) + var * ramp.stride
 
-        scalar = tvm_ffi.structural_mutate(expr, ((tirx.Ramp, lane),))
+        scalar = mutate(expr, ((tirx.Ramp, lane),))
         return self.known.const_int_bound(tvm_ffi.structural_map(scalar, (ir.TensorLoad, unknown)))
 
     def _is_within(self, index: ir.Expr, extent: int) -> bool:
@@ -356,4 +362,4 @@ def _in_range(index: ir.Expr) -> ir.Expr:
         below = tirx.Select(node.value <= high, node, greatest)
         return tirx.Select(node.value >= low, below, least)
 
-    return tvm_ffi.structural_mutate(index, ((tirx.Cast, cast),))
+    return mutate(index, ((tirx.Cast, cast),))

@@ -44,6 +44,7 @@ from tvm import ir, tirx
 
 from hybridc.checks import Marker, read_marker
 from hybridc.ir import CheckKind
+from hybridc.schedules.mutation import mutate
 from hybridc.schedules.safety.fed import as_fed, from_start, is_zero, nearest
 from hybridc.schedules.safety.scopes import Scope, Survey, survey_of
 from hybridc.schedules.safety.statements import Rebuilder, is_conditional, remade, sequence, variables
@@ -125,7 +126,7 @@ class CheckInserter(Rebuilder):
             marker = read_marker(node)
             return node if marker is None else self._check(marker)
 
-        return tvm_ffi.structural_mutate(expr, ((ir.Call, call),))
+        return mutate(expr, ((ir.Call, call),))
 
     def _conditional(self, node: ir.Call, mutator: tvm_ffi.StructuralMutator) -> ir.Expr:
         condition, then, other = node.args

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import tvm_ffi
 from tvm import ir, tirx
 
+from hybridc.schedules.mutation import mutate
 from hybridc.schedules.safety.statements import is_conditional
 
 
@@ -81,7 +82,7 @@ def named(value: ir.Expr, body: Callable[[ir.Var], ir.Expr]) -> ir.Expr:
         # what a branch computes may not be computed before the condition
         return call if is_conditional(call) else mutator.default_mutate(call)
 
-    value = tvm_ffi.structural_mutate(value, ((tirx.Let, move), (ir.Call, stop)))
+    value = mutate(value, ((tirx.Let, move), (ir.Call, stop)))
     var = tirx.Var("t", dtype(value))
     result = tirx.Let(var, value, body(var))
     for name, meaning in reversed(inner):

@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.nest import loads, replace_loads, uses
+from hybridc.schedules.mutation import mutate
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +240,7 @@ class IterationSpace:
             return indices.get(node, node)
 
         callbacks = ((ir.TensorLoad, load), (ir.Var, variable))
-        return tvm_ffi.structural_mutate(expr, callbacks)
+        return mutate(expr, callbacks)
 
     def _index(self, axis: int, point: Sequence[ir.Expr]) -> ir.Expr:
         """The axis' index, of loops that are splits of this axis alone; else of no meaning and not used."""

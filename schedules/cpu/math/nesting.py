@@ -14,6 +14,7 @@ from typing import cast
 import tvm_ffi
 from tvm import ir, tirx
 
+from hybridc.schedules.mutation import mutate
 from hybridc.schedules.safety.statements import is_conditional, sequence
 
 
@@ -39,7 +40,7 @@ def without_nesting(function: tirx.PrimFunc, operators: Collection[str]) -> tirx
         made = tirx.BufferStore(node.buffer, value, node.indices) if first else node
         return sequence([*([] if around else lanes.allocated), *first, made])
 
-    body = tvm_ffi.structural_mutate(function.body, ((tirx.For, loop), (tirx.BufferStore, store)))
+    body = mutate(function.body, ((tirx.For, loop), (tirx.BufferStore, store)))
     return function if body.same_as(function.body) else function.with_body(body)
 
 
@@ -78,9 +79,7 @@ def _apart(value: ir.Expr, operators: Collection[str], lanes: _Lanes) -> tuple[l
             return made
         return ir.Call(made.op, [argument(a) for a in made.args], attrs=made.attrs, ret_ty=made.ty)
 
-    return stores, cast(
-        "ir.Expr", tvm_ffi.structural_mutate(value, ((ir.Call, call), (tirx.Let, lambda let, _: let)))
-    )
+    return stores, cast("ir.Expr", mutate(value, ((ir.Call, call), (tirx.Let, lambda let, _: let))))
 
 
 def _has_any(value: ir.Expr, operators: Collection[str]) -> bool:

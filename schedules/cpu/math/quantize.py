@@ -22,6 +22,7 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.lanewise import constant, dtype, llvm, named
+from hybridc.schedules.mutation import mutate
 
 OPERATOR = "tirx.hybridc_steps"
 """Whole steps of a number: of it, the least and the greatest number that are told apart, the scale and its
@@ -81,7 +82,7 @@ def with_steps(function: tirx.PrimFunc) -> tirx.PrimFunc:
             dtype(made), steps if found.zero is None else steps + tirx.Cast("float32", found.zero)
         )
 
-    body = tvm_ffi.structural_mutate(function.body, ((tirx.Cast, quantize),))
+    body = mutate(function.body, ((tirx.Cast, quantize),))
     return function.with_body(tirx.SeqStmt([*first, body])) if first else function
 
 
