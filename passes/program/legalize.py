@@ -3,7 +3,7 @@ knows.
 
 TVM's own take them on trust. Here each is wrapped into a marker (`hybridc/checks.py`), so that the kernel
 checks it. As ONNX has it, indices from -n to -1 count from the end of an axis of n elements. RoiAlign is in
-`regions.py`.
+`regions.py`, GridSample in `sampling.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tvm.ir.expr import GenericConst
 
 from hybridc.checks import checked_divisor, checked_index
 from hybridc.passes.program.regions import legalize_roi_align
+from hybridc.passes.program.sampling import legalize_grid_sample
 from hybridc.schedules.shapes import shape_of
 
 Legalize = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
@@ -236,9 +237,12 @@ _DIVIDING: dict[str, Legalize] = {
     "relax.mod": _division("mod", "Mod", topi.mod),
     "relax.floor_mod": _division("floor_mod", "Mod", topi.floor_mod),
 }
+UNMARKED: Mapping[str, Legalize] = MappingProxyType({"relax.image.grid_sample": legalize_grid_sample})
+"""Ways to lower operators without markers, where TVM's own function is too large to look at."""
 LEGALIZATIONS = {
     **_INDEXING,
     **_DIVIDING,
+    **UNMARKED,
     "relax.isfinite": _is_finite,
     "relax.vision.roi_align": legalize_roi_align,
 }

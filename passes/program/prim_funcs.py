@@ -16,7 +16,7 @@ from tvm_ffi import structural_hash, structural_walk
 from hybridc.checks import markers, numbered
 from hybridc.errors import ModelError
 from hybridc.passes.program.choices import CHOICE, is_choice
-from hybridc.passes.program.legalize import LEGALIZATIONS, Legalize, is_checked
+from hybridc.passes.program.legalize import LEGALIZATIONS, UNMARKED, Legalize, is_checked
 from hybridc.passes.program.means import MEAN_OF_RANKS, is_mean_of_ranks
 from hybridc.passes.program.nan_semantics import with_infinite_bounds, with_propagated_nan
 from hybridc.passes.program.operators import Fact, has_fact
@@ -69,7 +69,7 @@ class FunctionTable:
         key = _without_extents(described)
         if key not in self._facts:
             # of TVM's own function: TVM takes a marker in an index for a call that does anything
-            legal = _legalize([binding], [], program, {})
+            legal = _legalize([binding], [], program, UNMARKED)
             legal = relax.transform.AnnotateTIROpPattern()(legal)
             found = [f for f in legal.functions.values() if isinstance(f, tirx.PrimFunc)]
             single = len(found) == 1 and isinstance(binding.var.ty, relax.TensorType)

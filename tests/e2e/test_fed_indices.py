@@ -237,7 +237,7 @@ def test_constant_that_is_illegal_is_refused_with_the_model(operator, x, constan
 def test_positions_that_are_no_numbers_read_nothing_outside(target: str, tmp_path: Path) -> None:
     """Samples at NaN and at huge coordinates: the guard pages around the tensors are left alone."""
     grid = np.random.default_rng(2).uniform(-1, 1, (2, 3, 4, 2)).astype(np.float32)
-    modes = [("linear", "zeros"), ("nearest", "border"), ("linear", "reflection")]
+    modes = [("linear", "zeros"), ("nearest", "border"), ("linear", "reflection"), ("cubic", "reflection")]
     infos = [helper.make_tensor_value_info(n, 1, a.shape) for n, a in (("x", MAPS), ("grid", grid))]
     nodes = [
         helper.make_node("GridSample", ["x", "grid"], [f"y{i}"], mode=mode, padding_mode=pad)

@@ -8,8 +8,9 @@ import numpy as np
 from tvm import relax
 
 from hybridc.passes.program.program import tensor_dtype, tensor_shape
+from hybridc.passes.program.sampling import Sampling
 from hybridc.passes.training.gradients import Gradient, Reverse, gradient
-from hybridc.passes.training.kernels.grid_sample import Sampling, grid_gradient, grid_sample_gradient
+from hybridc.passes.training.kernels.grid_sample import grid_gradient, grid_sample_gradient
 
 op = relax.op
 

@@ -9,8 +9,9 @@ import pytest
 import tvm
 from tvm import relax, tirx
 
+from hybridc.passes.program.sampling import Sampling
 from hybridc.passes.training.gradients import Emitter
-from hybridc.passes.training.kernels.grid_sample import Sampling, grid_gradient, grid_sample_gradient
+from hybridc.passes.training.kernels.grid_sample import grid_gradient, grid_sample_gradient
 from tests.support.gradients import assert_gradients, normal
 
 torch = pytest.importorskip("torch")
