@@ -9,6 +9,7 @@ from typing import TypeVar
 from tvm.error import InternalError
 from tvm.s_tir.schedule import ScheduleError
 
+_PACKAGE, _DLIGHT = __name__.partition(".")[0], "tvm.s_tir.dlight."
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
@@ -18,7 +19,7 @@ def attempt(what: str, make: Callable[[], _Result]) -> _Result | None:
 
     A refusal is a `ScheduleError` (a schedule primitive that does not apply), an `InternalError` (a check of
     TVM's C++) or what dlight's Python code raises itself: its rules are meant for language models, and assert
-    what they expect of a function.
+    what they expect of a function, and read the `value` of extents that are not constant.
 
     Raises: every other exception, and those of our own code.
     """
@@ -27,7 +28,11 @@ def attempt(what: str, make: Callable[[], _Result]) -> _Result | None:
     except (ScheduleError, InternalError) as error:
         _note(what, error)
     except (AssertionError, ValueError, NotImplementedError) as error:
-        if _is_raised_by_us(error):
+        if _raiser(error).partition(".")[0] == _PACKAGE:
+            raise
+        _note(what, error)
+    except AttributeError as error:
+        if not _raiser(error).startswith(_DLIGHT):
             raise
         _note(what, error)
     return None
@@ -38,11 +43,11 @@ def _note(what: str, error: Exception) -> None:
     _log.info("%s does not apply: %s", what, last)
 
 
-def _is_raised_by_us(error: Exception) -> bool:
-    """Whether the innermost frame is of this package; frames of TVM's C++ belong to no module."""
+def _raiser(error: Exception) -> str:
+    """The module of the innermost frame; frames of TVM's C++ belong to none."""
     traceback = error.__traceback__
     module = ""
     while traceback is not None:
         module = str(traceback.tb_frame.f_globals.get("__name__", ""))
         traceback = traceback.tb_next
-    return module.partition(".")[0] == __name__.partition(".")[0]
+    return module

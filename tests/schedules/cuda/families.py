@@ -118,6 +118,12 @@ FAMILIES: dict[str, Family] = {
     "matmul_vector": Family(
         gelu_of_product, lambda x, w, b: ref.gelu(x @ w + b), ((1, 300), (300, 50), (50,)), "matmul"
     ),
+    "matmul_one_column": Family(  # of which dlight's GEMV makes a loop whose extent it cannot read
+        lambda emit, q, k, m: op.add(emit(op.matmul(q, k)), m),
+        lambda q, k, m: q @ k + m,
+        ((1, 2, 10, 16), (1, 2, 16, 1), (1, 1, 10, 1)),
+        "matmul",
+    ),
     "matmul_batched": Family(
         lambda emit, q, k: op.matmul(q, k), lambda q, k: q @ k, ((2, 3, 17, 8), (2, 3, 8, 19)), "matmul"
     ),
