@@ -24,6 +24,21 @@ _NAME = re.compile(r"[^\W\d][\w.]*")
 REMEDY = "write 1..32, with bounds of buckets 1..32:8,32, or the sizes that there are, 64,128"
 
 
+def listing_remedy(names: Sequence[str]) -> str:
+    """How sizes of open dimensions are listed, of any if none are known. `x[1]` is an axis of an input that
+    has no name."""
+    options = [
+        f"64,128 for {name} in --shape" if "[" in name else f"--dim {name}=64,128"
+        for name in names or ["NAME"]
+    ]
+    return f"list the sizes that you need, for example {' '.join(options)}"
+
+
+def named_text(names: Sequence[str]) -> str:
+    """Of open dimensions, behind what they are to blame for."""
+    return f": {' and '.join(map(repr, names))}" if names else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Interval:
     """The sizes from `low` to `high`."""

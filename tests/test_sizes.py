@@ -19,6 +19,7 @@ from hybridc.sizes import (
     Sum,
     divided,
     listed,
+    listing_remedy,
     parse_sizes,
     union_text,
     with_sums,
@@ -94,3 +95,8 @@ def test_a_sum_of_what_is_not_known_is_refused(n: dict[str, object]) -> None:
     with pytest.raises(UsageError) as refused:
         with_sums((), dict(dims))
     assert refused.value.code == "HC512" and "--dim past=64 --dim n=64" in refused.value.remedy
+
+
+def test_sizes_are_listed_by_name_or_in_the_shape_of_an_input() -> None:
+    assert listing_remedy([]).endswith("for example --dim NAME=64,128")
+    assert listing_remedy(["n", "x[1]"]).endswith("for example --dim n=64,128 64,128 for x[1] in --shape")

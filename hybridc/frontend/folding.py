@@ -28,6 +28,7 @@ from hybridc.frontend.parameters import TRAINING_BATCH_NORM, TRAINING_DROPOUT
 from hybridc.frontend.restrictions import remedy_of_choice
 from hybridc.frontend.values import constant_array, constant_attribute, static_shape
 from hybridc.placeholders import is_placeholder, placeholder
+from hybridc.sizes import listing_remedy, named_text
 
 _WRONGLY_FOLDED = ("CastLike", "ConcatFromSequence", "SplitToSequence")
 """By the pass, which forgets how a cast saturates; in forms that older opsets do not have; and it squeezes
@@ -87,7 +88,8 @@ class FoldAndExpand(folding.FoldConstantsPass):
         is_padded = self.ledger.is_padded(node) and not knows_padding
         if is_padded and any(map(self.ledger.varying, node.inputs)) and not self._is_explained(node):
             what = f"{node.op_type} is given a constant that depends on sizes of open dimensions"
-            self._refuse(node, codes.WRONG_RESULT, what, None)
+            names = dict.fromkeys(name for value in node.inputs for name in self.ledger.deciding(value))
+            self._refuse(node, codes.WRONG_RESULT, what, None, names=tuple(names))
             return None
         if is_padded and node.op_type in REWRITES:  # before a shape is taken for one of constants
             replacement = self._expanded(node, self._rewriting(REWRITES[node.op_type]), is_last=True)
@@ -301,17 +303,17 @@ class FoldAndExpand(folding.FoldConstantsPass):
         what: str,
         cause: Exception | None,
         remedy: str = "export the network without it",
+        names: tuple[str, ...] = (),
     ) -> None:
         """Once for a node, which stays as it is: those behind it are looked at with the shapes that ONNX
-        infers."""
+        infers. `names` are open dimensions that are to blame, those that operands are padded by if none."""
         if node in self._refused:
             return
         where = f"{self.name}: node {origin(node)!r} ({node.op_type})"
-        names = self.ledger.names(node) if self.is_counting else ()
+        names = names or (self.ledger.names(node) if self.is_counting else ())
         if names:
-            what += f": {' and '.join(map(repr, names))}"
-            options = " ".join(f"--dim {name}=64,128" for name in names)
-            remedy = f"list the sizes that you need, for example {options}"
+            what += named_text(names)
+            remedy = listing_remedy(names)
             if self.for_training:
                 remedy = "train on whole batches alone: give --batch one number"
         error = ModelError(code, what, where=where, remedy=remedy)

@@ -26,7 +26,7 @@ from hybridc.frontend.ranges.follow import Folded, follow_sizes
 from hybridc.frontend.ranges.opening import Opening
 from hybridc.frontend.tensors import leave_unread, put_weights
 from hybridc.frontend.values import constant_array, constant_attribute, static_shape
-from hybridc.sizes import Bucket
+from hybridc.sizes import Bucket, listing_remedy
 
 FOLD_INPUT_ELEMENTS = 8192
 FOLD_OUTPUT_ELEMENTS = 512 * 512
@@ -198,7 +198,8 @@ class _Folding:
         """Fold once more."""
         graph = self.model.graph
         _make_empty_constants(graph)
-        self.fold(self.model)
+        with np.errstate(all="ignore"):  # constants overflow here as they would in a run: no warning
+            self.fold(self.model)
         _make_initializers(graph, self.name)
         _drop_no_ops(graph, keeps_slices=self.keeps_slices, is_same=self.fold.ledger.is_same)
 
@@ -219,7 +220,8 @@ class _Folding:
             if producer is not None and not all(map(self.fold.ledger.is_prefix, axes.values())):
                 what = f"output {output.name!r} has an axis that merges one that is not fixed into another"
                 where = f"{self.name}: node {origin(producer)!r} ({producer.op_type})"
-                remedy = "export the network without it, or list the sizes that you need: --dim NAME=64,128"
+                sizes = listing_remedy(self.fold.ledger.names(producer))
+                remedy = f"export the network without it, or {sizes}"
                 self.refusals.add(ModelError(codes.WRONG_RESULT, what, where=where, remedy=remedy), producer)
 
     def _refuse_other_statistics(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cProfile
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -188,6 +189,16 @@ def test_no_ops_are_dropped(make_model):
     ]
     imported = read_model(make_model(nodes, {"x": [4]}, ["y"]))
     assert list(imported.origins.values()) == [("Relu_3",)]
+
+
+def test_constants_overflow_without_a_warning(make_model):
+    zero = np.zeros(3, np.float32)
+    nodes = [make_node("Log", ["w"], ["l"]), make_node("Add", ["x", "l"], ["y"])]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        imported = read_model(make_model(nodes, {"x": (3,)}, ["y"], {"w": zero}))
+    [folded] = imported.weights.values()
+    assert np.isneginf(folded).all()
 
 
 def test_slices_and_splits_that_take_all_are_dropped(make_model, assert_matches, rng):

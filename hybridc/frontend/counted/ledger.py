@@ -233,6 +233,20 @@ class Ledger:
             return False
         return any(self.axes(value) or self.varying(value) for value in node.inputs)
 
+    def deciding(self, value: ir.Value | None) -> tuple[str, ...]:
+        """Open dimensions of which a constant becomes another one where nothing but their size changes."""
+        arrays, found = self.varying(value), []
+        for number in self._dimensions if arrays else ():
+            sizes, others = self._samples[number], [n for n in self._dimensions if n != number]
+            alone = [
+                i
+                for i, size in enumerate(sizes)
+                if size != sizes[-1] and all(self._samples[n][i] == self._samples[n][-1] for n in others)
+            ]
+            if not all(np.array_equal(arrays[i], arrays[-1], equal_nan=True) for i in alone):
+                found.append(self._names[number])
+        return tuple(found)
+
     def names(self, node: ir.Node) -> tuple[str, ...]:
         """Open dimensions by whose sizes operands are padded."""
         found = dict.fromkeys(

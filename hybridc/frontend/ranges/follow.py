@@ -18,7 +18,7 @@ from hybridc.frontend.inputs.shape_inputs import SHAPE_OPERANDS
 from hybridc.frontend.ranges.compare import Match, matched
 from hybridc.frontend.ranges.opening import Opening
 from hybridc.frontend.values import constant_array, static_shape
-from hybridc.sizes import Bucket
+from hybridc.sizes import Bucket, listing_remedy, named_text
 
 Folded = Callable[[Bucket, bool], ir.Graph]
 """The network with its constants folded at some sizes, as far as one round does if that is asked for."""
@@ -150,9 +150,10 @@ def _replace_computed(
                 computed[value] = _computed(value, ledger, build)
             made = computed[value]
             if made is None:
+                names = ledger.deciding(value)
                 what = f"{node.op_type} computes with a constant that depends on sizes of open dimensions"
+                what, remedy = what + named_text(names), listing_remedy(names)
                 where = f"{name}: node {origin(node)!r} ({node.op_type})"
-                remedy = "list the sizes that you need, for example --dim NAME=64,128"
                 refusals.add(ModelError(codes.WRONG_RESULT, what, where=where, remedy=remedy), node)
                 continue
             node.replace_input_with(position, made)
@@ -202,8 +203,9 @@ def _replace_outputs(
             continue
         made = _computed(output, ledger, build)
         if made is None:
+            names = ledger.deciding(output)
             what = f"output {output.name!r} is a constant that depends on sizes of open dimensions"
-            remedy = "list the sizes that you need, for example --dim NAME=64,128"
+            what, remedy = what + named_text(names), listing_remedy(names)
             refusals.add(ModelError(codes.WRONG_RESULT, what, where=name, remedy=remedy))
             continue
         graph.outputs[i] = _renamed(output, made)

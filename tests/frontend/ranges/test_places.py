@@ -92,6 +92,7 @@ def test_constant_outputs_that_no_single_size_decides_are_refused(text: str) -> 
     with pytest.raises(ModelError) as refused:
         padded(network(text), DIMS, BUCKET)
     assert refused.value.code == "HC114" and "output 'y'" in refused.value.what
+    assert "--dim S=64,128" in refused.value.remedy
 
 
 def test_the_size_of_one_dimension_along_another_is_refused() -> None:
@@ -106,6 +107,8 @@ def test_a_number_that_is_another_one_at_one_size_only_is_seen() -> None:
     with pytest.raises(ModelError) as refused:
         padded(network(text), DIMS, BUCKET)
     assert refused.value.code == "HC114" and "(Mul)" in refused.value.where
+    assert refused.value.what.endswith("open dimensions: 'S'")
+    assert refused.value.remedy.endswith("for example --dim S=64,128")
     run(text, (BUCKET[0], Interval(5, 9)))
 
 
