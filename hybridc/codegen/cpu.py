@@ -11,9 +11,27 @@ from collections.abc import Mapping
 
 import tvm
 import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import ir, s_tir, tirx
 
 _INDEX_BITS = 32
+
+
+@tirx.transform.prim_func_pass(opt_level=0, name="RepeatBits")
+def _repeat_bits(
+    function: tirx.PrimFunc, module: tvm.IRModule, context: tvm.ir.transform.PassContext
+) -> tirx.PrimFunc:
+    """A bfloat16 in all lanes of a vector as its bits in them: of these two TVM makes a store of the former
+    into memory for the latter, which it then refuses."""
+
+    def repeated(vector: tirx.Broadcast) -> ir.Expr:
+        dtype = str(vector.ty.dtype)
+        if not dtype.startswith("bfloat16"):
+            return vector
+        return tirx.reinterpret(dtype, tirx.Broadcast(tirx.reinterpret("uint16", vector.value), vector.lanes))
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Broadcast, repeated)))
+
+
 _PASSES = (
     tirx.transform.BF16ComputeLegalize,
     lambda: tirx.transform.NarrowDataType(_INDEX_BITS),
@@ -34,6 +52,7 @@ _PASSES = (
     tirx.transform.SplitHostDevice,
     tirx.transform.MakePackedAPI,
     tirx.transform.FP8StorageLegalize,
+    lambda: _repeat_bits,
     tirx.transform.BF16StorageLegalize,
     tirx.transform.LowerTVMBuiltin,
     tirx.transform.LowerIntrin,
