@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto
@@ -12,12 +13,16 @@ from hybridc.errors import ModelError
 from hybridc.frontend import codes
 from hybridc.frontend.expand.table import MICROSOFT, is_expanded
 from hybridc.frontend.load import Loaded
+from hybridc.frontend.opsets import NEWEST_OPSET, OLDEST_OPSET
 from hybridc.frontend.tensors import MOST_DECIDING
 from hybridc.frontend.values import NARROW_TYPES, SUPPORTED_TYPES
 
 MAX_NODES = 200_000
 """Nodes after inlining: nested functions can ask for exponentially many."""
 _DEFAULT_DOMAINS = ("", "ai.onnx")
+_CHECK_AGAIN = "export the network again; onnx.checker.check_model(model, full_check=True) gives more details"
+_UNSUPPORTED_TYPE = re.compile(r"\(op_type:(\w+),.*typestr: (\w+), has unsupported type: (\S+)")
+"""Of a message of onnx: the operator, the name of the type that varies, and which type it may not be."""
 
 
 def check_model(loaded: Loaded) -> None:
@@ -221,9 +226,27 @@ def _run_onnx_checker(model: onnx.ModelProto, inputs: Iterable[ValueInfoProto], 
             codes.CHECKER,
             f"the ONNX checker rejects the model: {lines[0]}",
             where=name,
-            remedy="export the network again; onnx.checker.check_model(model, full_check=True) gives more"
-            " details",
+            remedy=_remedy_of_type(lines[0]) or _CHECK_AGAIN,
         ) from error
+
+
+def _remedy_of_type(message: str) -> str | None:
+    """Where the checker says that an operator does not take a type: from which opset on it does."""
+    match = _UNSUPPORTED_TYPE.search(message)
+    if match is None:
+        return None
+    operator, formal, dtype = match.groups()
+    for opset in range(OLDEST_OPSET, NEWEST_OPSET + 1):
+        if onnx.defs.has(operator, opset, "") and dtype in _types(operator, formal, opset):
+            newer = f"with opset {opset} or newer, where {operator} takes {dtype}"
+            return f"export the network {newer}, or in float32"
+    return f"export the network without {operator}, or in float32"
+
+
+def _types(operator: str, formal: str, opset: int) -> Sequence[str]:
+    """That a type variable of an operator may be."""
+    constraints = onnx.defs.get_schema(operator, opset, "").type_constraints
+    return next((each.allowed_type_strs for each in constraints if each.type_param_str == formal), ())
 
 
 def _set_apart(model: onnx.ModelProto) -> None:

@@ -188,6 +188,20 @@ def test_what_the_onnx_checker_refuses(relu):
     assert refusal(relu).code == codes.CHECKER
 
 
+def test_type_that_an_operator_takes_from_a_later_opset_on(make_model):
+    model = make_model([make_node("Relu", ["x"], ["a"])], {"x": [1, 2, 4, 4], "w": [3, 2, 1, 1]}, ["y"])
+    for value in model.graph.input:
+        value.type.tensor_type.elem_type = TensorProto.BFLOAT16
+    model.graph.node.append(make_node("Conv", ["a", "w"], ["y"]))
+    model.graph.output[0].type.CopyFrom(helper.make_tensor_type_proto(TensorProto.BFLOAT16, [1, 3, 4, 4]))
+    error = refusal(model)
+    assert error.code == codes.CHECKER
+    newer = "with opset 22 or newer, where Conv takes tensor(bfloat16)"
+    assert error.remedy == f"export the network {newer}, or in float32"
+    model.opset_import[0].version = 22
+    read_model(model)
+
+
 def test_shapes_that_do_not_fit_together(make_model):
     model = make_model([], {"x": [2, 3], "z": [4, 5]}, ["y"])
     model.graph.node.append(make_node("MatMul", ["x", "z"], ["y"]))
