@@ -17,7 +17,7 @@ import onnx_ir as ir
 import tvm
 from onnx import NodeProto
 from tvm import relax
-from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
+from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, Pad
 
 from hybridc.appended_rows import APPENDED_ROWS, appended_rows
 from hybridc.frontend import indexing
@@ -110,6 +110,15 @@ def _expand(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> rel
         return None
     data = importer._nodes[proto.input[0]]
     return data if tuple(int(dim) for dim in data.ty.shape) == target else relax.op.broadcast_to(data, target)
+
+
+def _pad(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
+    """Mode `wrap`, which opset 19 brought: torch writes it at 18, too, and onnxruntime takes it there."""
+    if node.attributes.get_string("mode", "constant") != "wrap":
+        return None
+    operands = [importer._nodes[name] if name else None for name in proto.input]
+    operands += [None] * (3 - len(operands))
+    return Pad._impl_v19(importer.bb, operands, {"mode": b"wrap"}, [importer._nodes, importer._params])
 
 
 def _batch_normalization(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> None:
@@ -334,6 +343,7 @@ CONVERTERS: dict[str, Converter] = {
     "PRelu": _prelu,
     POSITIONS: kernels.positions,
     PACKED_GATHER: import_packed_gather,
+    "Pad": _pad,
     PACKED_PRODUCT: import_packed_product,
     "Pow": _pow,
     "RMSNormalization": _rms_normalization,

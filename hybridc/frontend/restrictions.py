@@ -89,15 +89,17 @@ def _check_restriction(node: ir.Node, name: str) -> None:
 
 def is_undecided(node: ir.Node) -> bool:
     """Whether operands that say how many elements there are, or where, are not constant."""
-    deciding = [node.inputs[i] for i in SHAPE_OPERANDS.get(node.op_type, ())[: len(node.inputs)]]
-    return any(value is not None and constant_array(value) is None for value in deciding)
+    return any(value is not None and constant_array(value) is None for value in _deciding(node))
 
 
 def remedy_of(node: ir.Node) -> str:
     """What is decided by an input that is a number or a list is constant as soon as the input is."""
-    return _made_constant(
-        node.inputs[position] for position in SHAPE_OPERANDS.get(node.op_type, ())[: len(node.inputs)]
-    )
+    return _made_constant(_deciding(node))
+
+
+def _deciding(node: ir.Node) -> list[ir.Value | None]:
+    """The operands that say how many elements there are, or where."""
+    return [node.inputs[i] for i in SHAPE_OPERANDS.get(node.op_type, ()) if i < len(node.inputs)]
 
 
 def remedy_of_choice(node: ir.Node) -> str:

@@ -44,6 +44,16 @@ def test_gemm_softmax_and_layer_normalization(make_model, assert_matches, rng):
     assert_matches(model, {"x": rng.standard_normal((3, 6), dtype=np.float32)}, rtol=1e-4)
 
 
+@pytest.mark.parametrize("opset", [18, 19])
+def test_circular_padding_is_taken_at_the_opset_before_it_as_torch_writes_it(
+    make_model, assert_matches, rng, opset
+):
+    pads = {"pads": np.array([1, 2, 0, 3]), "none": np.array(0, np.float32), "axes": np.array([1, 2])}
+    nodes = [make_node("Pad", ["x", "pads", "none", "axes"], ["y"], mode="wrap")]
+    model = make_model(nodes, {"x": [2, 4, 5]}, ["y"], pads, opset=opset)
+    assert_matches(model, {"x": rng.standard_normal((2, 4, 5), dtype=np.float32)})
+
+
 def test_gather_counts_negative_indices_from_the_end(make_model, assert_matches, rng):
     table = rng.standard_normal((7, 3), dtype=np.float32)
     nodes = [
