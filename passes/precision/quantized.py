@@ -169,10 +169,9 @@ def _matmul(layout: Layout, binding: relax.VarBinding) -> relax.Var | None:
 
 def _plain_matmul(layout: Layout, binding: relax.VarBinding) -> relax.Var | None:
     """The product as kernels of both devices multiply it."""
-    shape = tensor_shape(binding.var)
     if not is_op(binding.value, "matmul"):
         return None
-    depth = tensor_shape(binding.value.args[1])[0]
+    shape, depth = tensor_shape(binding.var), tensor_shape(binding.value.args[1])[0]
     if not shape or not _suits_tensor_cores(math.prod(shape[:-1]), shape[-1], depth):
         return None
     # without a kernel of integers a CPU multiplies floats, which have signs

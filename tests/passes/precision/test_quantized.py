@@ -81,6 +81,16 @@ def convolutions(kind: str, *, per_channel: bool, batch: int = 1) -> onnx.ModelP
     return g.model((batch, 3, 18, 22), y, (batch, 10))
 
 
+def test_results_of_several_parts_beside_products_of_integers() -> None:
+    g = Network("int8", per_channel=False)
+    x = g.quantized("x", 0.03)
+    y = g.quantized(g.node("MatMul", [x, g.weight(16, 32)]), 0.04)
+    g.nodes.append(helper.make_node("Split", [y], ["left", "right"], "Split", axis=1))
+    model = g.model((16, 16), g.node("Add", ["left", "right"]), (16, 16))
+    target, machine = "cuda:sm_80+avx2", "rtx-3090"
+    hybridc.plan(model, target=target, machine=machine, precision="int8", pins={"*": "gpu"})
+
+
 def on_emulated_gpu(model: onnx.ModelProto, folder: Path, device: str) -> list[np.ndarray]:
     """All kernels on one device of a target with a GPU."""
     pins, target = {"*": device}, "cuda:sm_80+avx2"
