@@ -203,7 +203,8 @@ class FoldAndExpand(folding.FoldConstantsPass):
                 output.type = ir.TensorType(dtype)
 
     def _check_choice(self, node: ir.Node) -> None:
-        """Refuse a choice between values of different shapes, or of different padding."""
+        """Refuse a choice between values of different shapes, or of different padding; of shapes that are not
+        known a later round may know more."""
         if CHOICE not in node.meta:
             return
         taken, other = (self.ledger.axes(value) for value in node.inputs[1:])
@@ -214,10 +215,13 @@ class FoldAndExpand(folding.FoldConstantsPass):
                 )
             check_choice(node)
         except Unsupported as error:
-            remedy = remedy_of_choice(node)
-            self._refuse(node, codes.WRONG_RESULT, f"{node.op_type} {error}", None, remedy)
+            self._refuse(node, codes.WRONG_RESULT, f"{node.op_type} {error}", None)
         except NotYet:
-            self._refuse(node, codes.WRONG_RESULT, f"{node.op_type} {_UNKNOWN}", None)
+            pass
+
+    def refuse_unknown(self, node: ir.Node) -> None:
+        """Refuse a choice between values whose shapes no round has made known."""
+        self._refuse(node, codes.WRONG_RESULT, f"{node.op_type} {_UNKNOWN}", None)
 
     def _is_explained(self, node: ir.Node) -> bool:
         """Whether the rule of a node knows what constants that depend on sizes are at these."""
@@ -302,7 +306,6 @@ class FoldAndExpand(folding.FoldConstantsPass):
         code: str,
         what: str,
         cause: Exception | None,
-        remedy: str = "export the network without it",
         names: tuple[str, ...] = (),
     ) -> None:
         """Once for a node, which stays as it is: those behind it are looked at with the shapes that ONNX
@@ -310,6 +313,7 @@ class FoldAndExpand(folding.FoldConstantsPass):
         if node in self._refused:
             return
         where = f"{self.name}: node {origin(node)!r} ({node.op_type})"
+        remedy = remedy_of_choice(node) if CHOICE in node.meta else "export the network without it"
         names = names or (self.ledger.names(node) if self.is_counting else ())
         if names:
             what += named_text(names)

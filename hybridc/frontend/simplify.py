@@ -19,7 +19,7 @@ from hybridc.errors import HybridcError, ModelError
 from hybridc.frontend import codes
 from hybridc.frontend.counted.outputs import has_data_extents, return_counts
 from hybridc.frontend.expand.builder import Builder
-from hybridc.frontend.expand.control.choices import has_choices
+from hybridc.frontend.expand.control.choices import has_choices, undecided_choices
 from hybridc.frontend.folding import FoldAndExpand, origin
 from hybridc.frontend.parameters import TRAINING_BATCH_NORM, to_training_form
 from hybridc.frontend.ranges.follow import Folded, follow_sizes
@@ -208,6 +208,17 @@ class _Folding:
         results = (value for node in self.model.graph for value in node.outputs)
         return sum(static_shape(value) is None for value in results)
 
+    def _decide_choices(self) -> None:
+        """Fold what branches and trips brought until shapes are known; refuse what they never are of."""
+        left, unknown = undecided_choices(self.model.graph), self._unknown()
+        while left:
+            self.round()
+            left, before, unknown = undecided_choices(self.model.graph), unknown, self._unknown()
+            if unknown >= before:
+                break
+        for node in left:
+            self.fold.refuse_unknown(node)
+
     def needed(self) -> ir.Graph:
         """The graph without nodes that nothing reads."""
         common.RemoveUnusedNodesPass()(self.model)
@@ -247,6 +258,7 @@ class _Folding:
         for is_second in (False, True):
             if has_data_extents(graph) or has_choices(graph) or (self.is_open and not is_second):
                 self.round()
+        self._decide_choices()
         self._refuse_apart()
         self._refuse_other_statistics()
         return_counts(graph, ledger, Builder(self.fold.opset))

@@ -214,6 +214,28 @@ def test_a_bound_of_no_loop_is_refused() -> None:
     assert refused.value.code == "HC528" and "Loop_2" in str(refused.value)
 
 
+SIZED = """g (float[2, 3] x, bool c) => (float[2, 3] y) {
+    y = If<then_branch = a () => (float[M, K] p) {
+        e = Exp(x)
+        shape = Shape(e)
+        rank = Shape(shape)
+        ones = ConstantOfShape<value = int64[1] {1}>(rank)
+        minus = Constant<value = int64 {-1}>()
+        negative = Mul(ones, minus)
+        unknown = Equal(shape, negative)
+        sizes = Where(unknown, ones, shape)
+        row = Constant<value = float[1, 3] {1, 2, 3}>()
+        p = Expand(row, sizes)
+    }, else_branch = b () => (float[2, 3] q) { q = Relu(x) }>(c)
+}"""
+"""As torch writes `expand`."""
+
+
+def test_shapes_within_a_branch_are_known_after_some_rounds(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((2, 3), np.float32)
+    _agrees(tmp_path, SIZED, [{"x": x, "c": np.array(c)} for c in (True, False)])
+
+
 @pytest.mark.parametrize(
     ("body", "wanted"),
     [

@@ -29,7 +29,7 @@ from hybridc.frontend.expand.builder import (
 from hybridc.frontend.expand.control.copies import copy_body, discard, trip_of
 from hybridc.frontend.expand.control.loops import check_size, unrolled_trips
 from hybridc.frontend.inputs.loop_bounds import BOUND, BOUNDED
-from hybridc.frontend.values import constant_array
+from hybridc.frontend.values import constant_array, static_shape
 
 Pad = Callable[[ir.Value, ir.Value], ir.Value]
 """Notes that a value is padded along its first axis: an int64 of one element says how many elements count."""
@@ -151,6 +151,12 @@ def _stacked(
         stacked = build.op("Concat", *(build.unsqueeze(piece, [0]) for piece in pieces), axis=0)
         found.append(pad(stacked, count))
     return found
+
+
+def undecided_choices(graph: ir.Graph) -> list[ir.Node]:
+    """Choices between values whose shapes are not known."""
+    choices = [node for node in graph if CHOICE in node.meta]
+    return [node for node in choices if None in map(static_shape, node.inputs[1:])]
 
 
 def check_choice(node: ir.Node) -> None:
