@@ -13,6 +13,7 @@ from hybridc.compile_cache import Cache, NoCache, content_of, remembered
 from hybridc.ir import Device
 from hybridc.machine import Processor
 from hybridc.passes.program.program import Program, is_op
+from hybridc.schedules.packing import Packing
 from hybridc.schedules.rule import Request, Scheduled
 from hybridc.schedules.select import schedule
 from hybridc.targets import DEFAULT_THREADS, Target
@@ -138,6 +139,31 @@ def constant_arguments(program: Program) -> Mapping[str, frozenset[int]]:
                 if isinstance(argument, relax.Var) and argument.name in program.weights
             )
     return found
+
+
+def with_one_layout(
+    program: Program, scheduled: Mapping[tuple[str, Device], Scheduled]
+) -> Mapping[tuple[str, Device], Scheduled]:
+    """`scheduled` without functions that want a weight in another layout on the GPU than most of its readers.
+
+    A function that was scheduled for another way to cut the network up, or another size, may have been alone
+    with a weight there, and packed it.
+    """
+    layouts = defaultdict[str, Counter[Packing | None]](Counter)
+    readers: list[tuple[str, str, Packing | None]] = []
+    constants = constant_arguments(program)
+    for binding in program.bindings:
+        if is_op(binding.value, "call_tir"):
+            function, arguments = binding.value.args[:2]
+            made = scheduled.get((function.name_hint, Device.GPU))
+            packings = {} if made is None else dict(made.packings)
+            for i in constants[function.name_hint] if made is not None else ():
+                weight, layout = arguments.fields[i].name, packings.get(i)
+                layouts[weight][layout] += 1
+                readers.append((function.name_hint, weight, layout))
+    most = {weight: max(counts, key=counts.__getitem__) for weight, counts in layouts.items()}
+    refused = {(name, Device.GPU) for name, weight, layout in readers if layout != most[weight]}
+    return {key: made for key, made in scheduled.items() if key not in refused} if refused else scheduled
 
 
 def shared_arguments(program: Program) -> Mapping[str, frozenset[int]]:

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 import numpy as np
 import tvm
@@ -249,3 +250,37 @@ class ProgramBuilder:
             {var.name: self.weights[var.name] for var in weights},
             {binding.var.name: self.origins[binding.var.name] for binding in kept},
         )
+
+
+def with_own_names(program: Program, others: Mapping[str, np.ndarray]) -> Program:
+    """The program, in which weights that have the name of another one of `others`, but not its values, have
+    names that none of these has.
+
+    What is made of weights in a tiled network is numbered anew, and may be of other layers than elsewhere.
+    """
+    clashing = [name for name, own in program.weights.items() if not _is_same(own, others.get(name, own))]
+    if not clashing:
+        return program
+    taken = {*program.weights, *(v.name for v in program.inputs), *(b.var.name for b in program.bindings)}
+    names: dict[str, str] = {}
+    for name in clashing:
+        own, numbered = program.weights[name], (f"{name}_{i}" for i in count())
+        names[name] = next(n for n in numbered if n not in taken and _is_same(own, others.get(n, own)))
+        taken.add(names[name])
+    builder = ProgramBuilder(program.inputs)
+    values: dict[relax.Var, relax.Expr] = {}
+    for var in program.main.params:
+        own_weight = program.weights.get(var.name)
+        name = names.get(var.name, var.name)
+        values[var] = var if own_weight is None else builder.weight(own_weight, name)
+    for binding in program.bindings:
+        value = substitute(binding.value, values.__getitem__)
+        values[binding.var] = builder.emit(value, program.origins.get(binding.var.name, ()), binding.var.name)
+    outputs = [substitute(output, values.__getitem__) for output in program.outputs]
+    return builder.finish(outputs, program.functions)
+
+
+def _is_same(array: np.ndarray, other: np.ndarray) -> bool:
+    if array is other or array.__array_interface__ == other.__array_interface__:
+        return True  # without a look at all elements
+    return array.dtype == other.dtype and np.array_equal(array, other)

@@ -14,16 +14,18 @@ from hybridc.passes.phases import (
     ScheduledNetwork,
     Times,
 )
+from hybridc.passes.program.program import with_own_names
 from hybridc.passes.read_graph import read_graph
-from hybridc.passes.schedule import choose_tiles, schedule_functions, schedule_requests
+from hybridc.passes.schedule import choose_tiles, schedule_functions, schedule_requests, with_one_layout
 from hybridc.progress import Progress
 
 
 def schedule_network(c: FusedNetwork, progress: Progress) -> ScheduledNetwork:
     """Schedule the functions that the library has no code for, for each device of the target."""
     options, known = c.job.options, c.library.scheduled
+    program = with_own_names(c.program, c.library.weights)
     requests = schedule_requests(
-        c.program,
+        program,
         options.target,
         known,
         winograd=options.fast_algorithms,
@@ -35,18 +37,18 @@ def schedule_network(c: FusedNetwork, progress: Progress) -> ScheduledNetwork:
     )
     scheduled = schedule_functions(requests, c.job.devices, progress.kernels, c.job.cache)
     if c.job.chooser is not None:
-        scheduled = choose_tiles(c.program, requests, scheduled, c.job.chooser)
+        scheduled = choose_tiles(program, requests, scheduled, c.job.chooser)
     library = replace(
         c.library,
         scheduled={**known, **scheduled},
-        weights={**c.library.weights, **c.program.weights},
+        weights={**c.library.weights, **program.weights},
     )
-    return ScheduledNetwork(c.job, c.program, library, c.narrow, unfused=c.unfused)
+    return ScheduledNetwork(c.job, program, library, c.narrow, unfused=c.unfused)
 
 
 def read_network_graph(c: ScheduledNetwork, _: Progress) -> GraphedNetwork:
     """Kernels and tensors with their costs; from here on no stage but `tile` and `lower` needs TVM."""
-    graph = with_guards(read_graph(c.program, c.scheduled, c.job.loop_carried))
+    graph = with_guards(read_graph(c.program, with_one_layout(c.program, c.scheduled), c.job.loop_carried))
     return GraphedNetwork(c.job, c.program, c.library, c.narrow, unfused=c.unfused, graph=graph)
 
 
