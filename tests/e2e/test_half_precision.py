@@ -170,3 +170,24 @@ def test_casts_within_a_kernel_do_not_round(tmp_path: Path, target: str, options
     exact = wide / np.sqrt((wide**2).mean(axis=-1, keepdims=True) + 1e-6) * gain
     half_unit = np.abs(np.spacing(exact.astype(HALF)).astype(np.float64)) / 2
     assert (np.abs(found - exact) <= 1.01 * half_unit).all()
+
+
+def test_product_on_tensor_cores_whose_results_are_booleans(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    large (float16[16, 32] x) => (bool[16, 16] y) <float16[32, 16] w, float16[16] b, float16[1] limit> {
+        product = MatMul(x, w)
+        sum = Add(product, b)
+        y = LessOrEqual(sum, limit)
+    }"""
+    model, random = onnx.parser.parse_model(text), np.random.default_rng(0)
+    x, w, b = (random.standard_normal(shape).astype(HALF) for shape in ((16, 32), (32, 16), 16))
+    constants = {"w": w, "b": b, "limit": np.array([0.1], HALF)}
+    model.graph.initializer.extend(numpy_helper.from_array(a, name) for name, a in constants.items())
+    options: dict[str, Any] = {"pins": {"*": "gpu"}, "machine": "rtx-3090", "plan_seconds": 0.05}
+    hybridc.compile(model, tmp_path / "large.hyb", target="cuda:sm_80+avx2", **options)
+    with hybridc.load(tmp_path / "large.hyb", emulate_gpu="64MiB") as session:
+        [found] = session.run(None, {"x": x})
+    exact = x.astype(np.float64) @ w.astype(np.float64) + b
+    is_clear = np.abs(exact - 0.1) > 0.02  # of a rounding
+    assert is_clear.mean() > 0.9
+    np.testing.assert_array_equal(found[is_clear], (exact <= 0.1)[is_clear])

@@ -250,7 +250,8 @@ class _Block:
                 lambda lane: tirx.IfThenElse(column + lane < integer(product.column.extent), at(lane), None),
             )
         else:
-            body = vectorized(2, at) if self.neighbours == 1 else self._bytes(row, column, first)
+            pair = unrolled(2, at) if self.results.is_boolean else vectorized(2, at)
+            body = pair if self.neighbours == 1 else self._bytes(row, column, first)
             if product.column.extent % self.tile.columns:
                 body = tirx.IfThenElse(column < integer(product.column.extent), body, None)
         if product.row.extent % self.tile.rows:

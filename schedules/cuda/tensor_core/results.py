@@ -38,11 +38,15 @@ class Results:
         place = (part * integer(self.product.batch.extent) + batch) * integer(self.product.row.extent) + row
         return tirx.BufferStore(self.partial, total, [place * integer(self.product.column.extent) + column])
 
+    @property
+    def is_boolean(self) -> bool:
+        return str(self.product.output.dtype) == "bool"
+
     def neighbours(self, across: int) -> int:
         """Of so many instructions side by side, those whose results of a lane lie side by side: so many that
-        bytes are stored by 64 bits where they can be, else one."""
+        bytes are stored by 64 bits where they can be, else one; of booleans TVM has no vectors."""
         product = self.product
-        if product.result_bytes > 1 or self.parts > 1:
+        if product.result_bytes > 1 or self.parts > 1 or self.is_boolean:
             return 1
         column, known = tirx.Var("column", "int64"), sym.Analyzer()
         known.bind(column, ir.Range.from_min_extent(integer(0), integer(product.column.extent)))
