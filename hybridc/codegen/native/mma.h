@@ -57,6 +57,21 @@ HYBRIDC_DEVICE void pack_f16(unsigned* pair, const float* x) {
 #endif
 }
 
+// The same of two neighbouring elements of 16 bits, each in a register of its own until then: a compiler that may join
+// them earlier does so right behind their loads, for which it waits there.
+HYBRIDC_DEVICE void join_pair(void* pair, const void* x) {
+  const unsigned short* halves = static_cast<const unsigned short*>(x);
+  asm volatile("mov.b32 %0, {%1, %2};" : "=r"(*static_cast<unsigned*>(pair)) : "h"(halves[0]), "h"(halves[1]));
+}
+
+HYBRIDC_DEVICE void round_pair_f16(void* pair, const float* x) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(*static_cast<unsigned*>(pair)) : "f"(x[1]), "f"(x[0]));
+#else
+  pack_f16(static_cast<unsigned*>(pair), x);
+#endif
+}
+
 // c += a b, for a of 16 rows and b of 8 columns, and sums in 32 bits.
 HYBRIDC_DEVICE void mma_m16n8k8_f16(float* c, const unsigned* a, const unsigned* b) {
   asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "

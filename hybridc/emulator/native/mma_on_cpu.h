@@ -3,6 +3,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cstring>
+
 #include "cuda_on_cpu.h"
 
 namespace cuda_on_cpu {
@@ -115,6 +117,14 @@ static inline void round_tf32(float* x) {
 
 static inline void pack_f16(unsigned* pair, const float* x) {
   *pair = same_bits<uint16_t>(__float2half_rn(x[0])) | unsigned{same_bits<uint16_t>(__float2half_rn(x[1]))} << 16;
+}
+
+static inline void join_pair(void* pair, const void* x) { std::memcpy(pair, x, 4); }
+
+static inline void round_pair_f16(void* pair, const float* x) {
+  unsigned joined;
+  pack_f16(&joined, x);
+  std::memcpy(pair, &joined, 4);
 }
 
 static inline void transform_taps_f16(unsigned* plus, unsigned* minus, const unsigned* first, const unsigned* middle,

@@ -13,7 +13,7 @@ from hybridc.gpu_model.memory import LINE, SECTOR
 from hybridc.machine import Processor
 from hybridc.schedules.cpu.core.micro_kernel import integer
 from hybridc.schedules.cuda.core.launch import MAX_SHARED_BYTES, WARP
-from hybridc.schedules.cuda.tensor_core.gathered import WORD, GatheredBytes
+from hybridc.schedules.cuda.tensor_core.gathered import WORD, Gathered
 from hybridc.schedules.cuda.tensor_core.instructions import INT8, TF32
 from hybridc.schedules.cuda.tensor_core.operands import operand
 from hybridc.schedules.cuda.tensor_core.read import MatrixProduct
@@ -108,16 +108,16 @@ def main_work(product: MatrixProduct, way: Way, left: Operand, right: Operand) -
             lsu += count * cycles * warps
         if product.dtype == TF32:
             instructions += side.pieces * side.width * warps  # they are rounded
-        if isinstance(side, GatheredBytes) and side.width == WORD:
+        if isinstance(side, Gathered) and side.width == WORD:
             instructions += _TRANSPOSITION * side.pieces * side.lines / WORD * warps
-        sectors += side.elements * side.item_bytes / SECTOR
+        sectors += side.elements * side.memory_bytes / SECTOR
     multiplies = tile.rows * tile.columns * product.steps
     depth_of_one = 2 * left.chunk
     instructions += multiplies / (16 * 8 * depth_of_one)
     results = tile.rows * tile.columns / (2 * WARP)
     kept = 2 * results * WARP / tile.threads + tile.warp_rows / 4 + tile.warp_columns / 4
     loaded = sum(
-        side.elements // tile.threads * side.item_bytes // _WORD
+        side.elements // tile.threads * (_WORD if side.joins else side.item_bytes) // _WORD
         for side, copied in zip((left, right), copies, strict=True)
         if not copied
     )
@@ -144,17 +144,18 @@ def main_work(product: MatrixProduct, way: Way, left: Operand, right: Operand) -
 def _staged(side: Operand, copied: bool) -> tuple[tuple[float, float], ...]:
     """Accesses of a warp to a slice, and cycles of each: loads from global memory, and stores to shared; or
     copies, which cost what both do but are one instruction."""
-    if isinstance(side, GatheredBytes):
+    if isinstance(side, Gathered):
         # a sector of each line, or of one
         lines = WARP * side.width / SECTOR
         loads = side.pieces * side.lines, max(_LEAST_LSU_CYCLES, lines)
-        return loads, (side.pieces * side.width, max(_LEAST_LSU_CYCLES, side.lines / _WORD))
-    width_bytes = side.width * side.item_bytes
+        return loads, (side.pieces * side.width, max(_LEAST_LSU_CYCLES, side.lines * side.item_bytes / _WORD))
+    width_bytes = side.width * side.memory_bytes
     lines = WARP * side.width / side.line if side.along_depth else WARP * width_bytes / LINE
     wide = max(_LEAST_LSU_CYCLES, width_bytes / _WORD)
     if copied:
         return ((side.pieces, max(wide, lines) + wide),)
-    return (side.pieces, max(wide, lines)), (side.pieces, wide)
+    stored = max(_LEAST_LSU_CYCLES, side.width * side.item_bytes / _WORD)
+    return (side.pieces, max(wide, lines)), (side.pieces, stored)
 
 
 def shared_bytes(product: MatrixProduct, way: Way) -> int:
@@ -173,6 +174,7 @@ def _memory_bytes(product: MatrixProduct, way: Way) -> float:
     rows, columns, depth = product.row.extent, product.column.extent, product.depth.extent
     # a window reads each element as often as it has taps, which counts once
     window = depth / product.channels
-    operands = product.item_bytes * (rows * depth + columns * depth / window)
+    left_bytes, right_bytes = (product.memory_bytes(factor) for factor in (product.left, product.right))
+    operands = left_bytes * rows * depth + right_bytes * columns * depth / window
     results = (_WORD * way.parts if way.parts > 1 else product.result_bytes) * rows * columns
     return float(product.batch.extent * (operands + results))

@@ -1,10 +1,8 @@
-"""Bytes that do not lie side by side along the depth, as the data of a convolution.
+"""Elements that do not lie side by side along the depth, as the data of a convolution.
 
-Tensor cores take four of them, one behind the other along the depth, from a register. A thread loads a piece
+Tensor cores take four bytes, one behind the other along the depth, from a register. A thread loads a piece
 of several lines, a word of four positions from each, transposes the bytes in registers, and stores them along
-the depth. Where positions do not lie side by side either, as in a window, it loads single bytes of one
-position.
-"""
+the X"""
 
 from __future__ import annotations
 
@@ -17,22 +15,22 @@ from hybridc.schedules.cpu.core.micro_kernel import integer, unrolled, vectorize
 from hybridc.schedules.cpu.core.nest import substitute, uses
 from hybridc.schedules.cuda.core.launch import WARP
 from hybridc.schedules.cuda.tensor_core.instructions import transposed
-from hybridc.schedules.cuda.tensor_core.staging import CHUNK_BYTES, Operand, either
+from hybridc.schedules.cuda.tensor_core.staging import Operand, either
 
 WORD = 4
 """Bytes of a register."""
 
 
 @dataclass(frozen=True, slots=True)
-class GatheredBytes(Operand):
-    """An operand whose pieces are `lines` along the depth times `width` positions, 4 or 1. Of words eight
-    threads store every fourth position at once: it lies `in_pairs`."""
+class Gathered(Operand):
+    """An operand whose pieces are `lines` along the depth times `width` positions: 4 of bytes, or 1. Of words
+    eight threads store every fourth position at once: it lies `in_pairs`."""
 
     @property
     def lines(self) -> int:
         """As many as fit a row of a matrix, so that stores are long, if there is a piece for each thread."""
         share = self.elements // (self.width * self.threads)
-        return min(CHUNK_BYTES, share)
+        return min(self.chunk, share)
 
     @property
     def pieces(self) -> int:
@@ -42,10 +40,17 @@ class GatheredBytes(Operand):
     def can_be_copied(self) -> bool:
         return False
 
+    @property
+    def joins(self) -> bool:
+        return self.item_bytes == 2
+
     def piece(self, number: ir.Expr, thread: ir.Expr) -> tuple[ir.Expr, ir.Expr]:
-        """First position of a piece, and its first line. Threads side by side load a sector of each line."""
+        """First position of a piece, and its first line. Threads side by side load a sector of each line of
+        words; of single elements all positions, so that a thread of many has few of them, and warps agree on
+        the taps that they read."""
         flat = number * integer(self.threads) + thread
-        side_by_side, depths = WARP // self.width, self.step // self.lines
+        side_by_side = self.extent if self.width == 1 else WARP // self.width
+        depths = self.step // self.lines
         near = tirx.floormod(flat, integer(side_by_side))
         rest = tirx.floordiv(flat, integer(side_by_side))
         far = tirx.floordiv(rest, integer(depths)) * integer(side_by_side)
@@ -107,7 +112,7 @@ class GatheredBytes(Operand):
         return start + word * integer(WORD)
 
     def store(self, registers: ir.Var, shared: ir.Var, stage: ir.Expr, thread: ir.Expr) -> tirx.Stmt:
-        """Store what `load` loaded to shared memory, along the depth."""
+        """Store to shared memory what `load` loaded, or `join` joined, along the depth."""
         words = self.lines // WORD
 
         def piece(number: ir.Expr) -> tirx.Stmt:

@@ -47,6 +47,12 @@ def packed(pair: ir.TensorLoad, first: ir.TensorLoad, dtype: str) -> tirx.Stmt:
     return _call(f"pack_{_SHORT[dtype]}", pair, first)
 
 
+def joined(pair: ir.TensorLoad, first: ir.TensorLoad, *, rounds: bool) -> tirx.Stmt:
+    """Join an element of 16 bits in a register and the next one to one register; of float32 rounded to
+    float16."""
+    return _call("round_pair_f16" if rounds else "join_pair", pair, first)
+
+
 def taps_transformed(
     plus: ir.TensorLoad,
     minus: ir.TensorLoad,

@@ -84,9 +84,15 @@ class _Block:
         self.stored = _buffer("stored", 2 * self.neighbours, str(product.output.dtype), "local")
         self.copies = tuple(way.stages > 0 and o.can_be_copied for o in (self.left, self.right))
         self.stages = way.stages or 2
+        # what is rounded later is the only one whose type stays
+        names = [f"{o.name}_{'exact' if o.rounds else 'loaded'}" for o in (self.left, self.right)]
         self.loaded = tuple(
-            _buffer(f"{o.name}_loaded", o.elements // tile.threads, o.dtype, "local")
-            for o in (self.left, self.right)
+            _buffer(name, o.elements // tile.threads, o.dtype, "local")
+            for name, o in zip(names, (self.left, self.right), strict=True)
+        )
+        self.joined = tuple(
+            _buffer(f"{o.name}_joined", o.elements // tile.threads, o.dtype, "local") if o.joins else loaded
+            for o, loaded in zip((self.left, self.right), self.loaded, strict=True)
         )
         self.shared = tuple(
             _buffer(f"{o.name}_shared", self.stages * o.elements, o.dtype, "shared")
@@ -125,7 +131,8 @@ class _Block:
             statements += self._commits()
         body = sequence([*statements, loop(slices, turn), self._epilogue()])
         body = tirx.AttrStmt(integer(0), "pragma_unroll_explicit", tirx.const(0), body)
-        buffers = [self.sums, self.left_fragments, self.right_fragments, *self.loaded, *self.shared]
+        registers = [self.sums, self.left_fragments, self.right_fragments, *self.loaded, *self._pairs()]
+        buffers = [*registers, *self.shared]
         return body, [*buffers, self.line, self.stored] if self.neighbours > 1 else buffers
 
     def _clear(self) -> tirx.Stmt:
@@ -141,7 +148,7 @@ class _Block:
             for copies, shared in zip(self.copies, self.shared, strict=True)
             if copies
         ]
-        arrays = (self.sums, self.left_fragments, self.right_fragments)
+        arrays = (self.sums, self.left_fragments, self.right_fragments, *self._pairs())
         return tirx.SeqStmt([*(cleared(b) for b in arrays), *ends])
 
     def _begin(self, number: ir.Expr, stage: ir.Expr) -> list[tirx.Stmt]:
@@ -155,11 +162,17 @@ class _Block:
 
     def _end(self, stage: ir.Expr) -> list[tirx.Stmt]:
         """Store what was loaded into registers."""
-        return [
-            side.store(loaded, shared, stage, self.thread)
-            for side, copies, _, loaded, shared in self._sides()
-            if not copies
-        ]
+        found: list[tirx.Stmt] = []
+        for (side, copies, _, loaded, shared), pairs in zip(self._sides(), self.joined, strict=True):
+            if side.joins:
+                found.append(side.join(loaded, pairs))
+            if not copies:
+                found.append(side.store(pairs, shared, stage, self.thread))
+        return found
+
+    def _pairs(self) -> list[ir.Var]:
+        """Registers that elements are joined to."""
+        return [pairs for pairs, loaded in zip(self.joined, self.loaded, strict=True) if pairs is not loaded]
 
     def _commits(self) -> list[tirx.Stmt]:
         return [committed()] if any(self.copies) else []
@@ -301,7 +314,7 @@ def narrowed(original: tirx.PrimFunc, wide: WideFunction, dtype: str, made: tirx
             new[made.params[i]] = _like(made.params[i], narrow) if is_packed else original.params[i]
     root = made.body.block
     for buffer in root.alloc_buffers:
-        if str(buffer.name).endswith(("_loaded", "_shared")):
+        if str(buffer.name).endswith(("_loaded", "_joined", "_shared")):
             new[buffer] = _like(buffer, dtype)
     buffers = [new.get(buffer, buffer) for buffer in root.alloc_buffers]
     block = s_tir.SBlock([], [], [], "root", retyped(root.body, new), alloc_buffers=buffers)

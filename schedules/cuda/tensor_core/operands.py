@@ -6,7 +6,8 @@ from tvm import ir, sym, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import integer
 from hybridc.schedules.cpu.core.nest import substitute
-from hybridc.schedules.cuda.tensor_core.gathered import WORD, GatheredBytes
+from hybridc.schedules.cuda.core.vectors import first_step
+from hybridc.schedules.cuda.tensor_core.gathered import WORD, Gathered
 from hybridc.schedules.cuda.tensor_core.instructions import INT8
 from hybridc.schedules.cuda.tensor_core.read import MatrixProduct, element_of, flattened
 from hybridc.schedules.cuda.tensor_core.staging import CHUNK_BYTES, Operand, widest_load
@@ -31,12 +32,12 @@ def operand(
         known.bind(variable, ir.Range.from_min_extent(integer(0), integer(size)))
     point = {**batch, **positions.at(position), **depth.at(number * integer(step) + inner)}
     element = element_of(flattened(substitute(factor.value, point), known), known)
-    widest = min(CHUNK_BYTES // item_bytes, extent * step // threads)
+    widest = min(CHUNK_BYTES // product.memory_bytes(factor), extent * step // threads)
 
     def loaded(kind: type[Operand], width: int, *, along_depth: bool, in_pairs: bool = in_pairs) -> Operand:
         return kind(
             name, element, position, number, inner, positions, depth, extent, step, threads, along_depth,
-            width, item_bytes, factor.dtype, factor.adds_128, in_pairs,
+            width, item_bytes, factor.dtype, factor.adds_128, factor.rounds, in_pairs,
         )  # fmt: skip
 
     widths = {
@@ -45,7 +46,14 @@ def operand(
     }
     if product.dtype == INT8 and widths[True] < WORD:
         if widths[False] >= WORD:
-            return loaded(GatheredBytes, WORD, along_depth=True, in_pairs=True)
-        return loaded(GatheredBytes, 1, along_depth=True)
-    along_depth = product.dtype == INT8 or widths[True] > widths[False]
-    return loaded(Operand, widths[along_depth], along_depth=along_depth)
+            return loaded(Gathered, WORD, along_depth=True, in_pairs=True)
+        return loaded(Gathered, 1, along_depth=True)
+    if product.dtype == INT8 or max(widths.values()) > 1:
+        along_depth = product.dtype == INT8 or widths[True] > widths[False]
+        return loaded(Operand, widths[along_depth], along_depth=along_depth)
+    # single elements: the warp goes along what lies closer together in memory
+    offset, axes = element.load.indices[-1], (position, number, inner)
+    by_position, by_depth = (abs(first_step(offset, axis, axes)) for axis in (position, inner))
+    if 0 < by_depth < by_position:
+        return loaded(Operand, 1, along_depth=True)
+    return loaded(Operand if item_bytes > 2 else Gathered, 1, along_depth=item_bytes <= 2)

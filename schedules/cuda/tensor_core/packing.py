@@ -3,7 +3,8 @@
 Those of convolutions have taps in front of input channels. A slice of the depth, or with integers a thread's
 part of it, is then channels of one tap: threads find out once for all its elements where the tap reads, and
 whether that is inside of the image. Integers lie along the depth, as no instruction transposes them; or where
-that has no whole chunks, along the positions, from which words are transposed.
+that has no whole chunks, along the positions, from which words are transposed. So do 16-bit floats of such a
+depth, as that of a first layer, whose windows have three channels: 27, 75, 147.
 """
 
 from __future__ import annotations
@@ -16,20 +17,22 @@ from tvm import ir, tirx
 
 from hybridc.schedules.cuda.tensor_core.instructions import INT8
 from hybridc.schedules.cuda.tensor_core.read import Axis, MatrixProduct
+from hybridc.schedules.cuda.tensor_core.staging import CHUNK_BYTES
 from hybridc.schedules.packing import Packing
 from hybridc.schedules.shapes import index_shape, shape_of
 
 Packings = tuple[tuple[int, Packing], ...]
-_CHUNK = 16
-"""Integers that a thread loads at a time along the depth: a row of a matrix that `ldmatrix` reads."""
 
 
 def packed(product: MatrixProduct, constants: Collection[int]) -> tuple[MatrixProduct, Packings]:
     """The product as it reads packed weights, and how they are packed; as it is where nothing is gained."""
-    unit = _CHUNK if product.dtype == INT8 else product.steps
+    chunk = CHUNK_BYTES // product.item_bytes
+    unit = chunk if product.dtype == INT8 else product.steps
     if product.slides and product.depth.extents[0] % unit == 0:
         return _with_taps_first(product, constants)
-    return _with_neighbours(product, constants) if product.dtype == INT8 else (product, ())
+    if product.dtype == INT8 or (product.item_bytes == 2 and product.depth.extent % chunk):
+        return _with_neighbours(product, constants, chunk)
+    return product, ()
 
 
 def _with_taps_first(product: MatrixProduct, constants: Collection[int]) -> tuple[MatrixProduct, Packings]:
@@ -46,12 +49,17 @@ def _with_taps_first(product: MatrixProduct, constants: Collection[int]) -> tupl
     return _with_axes(changed, "left", position, (0, *range(2, len(taps) + 2), 1))
 
 
-def _with_neighbours(product: MatrixProduct, constants: Collection[int]) -> tuple[MatrixProduct, Packings]:
-    """Integers of a weight in the order of which a thread can load words."""
+def _with_neighbours(
+    product: MatrixProduct, constants: Collection[int], chunk: int
+) -> tuple[MatrixProduct, Packings]:
+    """A weight in the order of which a thread can load several elements: along the depth if that has whole
+    chunks, else along the positions."""
     depth = product.depth.iterators
-    in_chunks = product.depth.extent % _CHUNK == 0
+    in_chunks = product.depth.extent % chunk == 0
     for name, positions in (("left", product.row), ("right", product.column)):
         own = positions.iterators
+        if product.dtype != INT8 and positions.extent % chunk:
+            continue  # single elements in either order
         for indices, lies_along_depth in (((*depth, *own), False), ((*own, *depth), True)):
             position = _plain_weight(product, name, indices)
             if position not in constants or lies_along_depth is in_chunks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import ir, sym, tirx
 
@@ -25,6 +25,8 @@ from hybridc.schedules.cuda.tensor_core.instructions import INT8, ITEM_BYTES, TF
 from hybridc.schedules.cuda.tensor_core.tile import SLICE_BYTES
 from hybridc.schedules.shapes import shape_of
 from hybridc.schedules.storage import WideFunction, widened
+
+_HALF = "float16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class Factor:
     """Of the elements in the function that was read: float32, int8 or uint8."""
     adds_128: bool = False
     """To signed numbers, which makes them unsigned."""
+    rounds: bool = False
+    """Whether it is float32 in memory, and float16 where it is multiplied."""
 
     @property
     def is_signed(self) -> bool:
@@ -98,8 +102,12 @@ class MatrixProduct:
 
     @property
     def item_bytes(self) -> int:
-        """Of an operand's element in memory."""
+        """Of an operand's element as it is multiplied."""
         return ITEM_BYTES[self.dtype]
+
+    def memory_bytes(self, factor: Factor) -> int:
+        """Of an element of a factor in memory."""
+        return 4 if factor.rounds else self.item_bytes
 
     @property
     def result_bytes(self) -> int:
@@ -146,9 +154,9 @@ class MatrixProduct:
         return tirx.BufferStore(self.output, stored.value, indices)
 
 
-def read_matrix_product(function: tirx.PrimFunc, *, tf32: bool) -> MatrixProduct | None:
+def read_matrix_product(function: tirx.PrimFunc, *, tf32: bool, rounds: bool = False) -> MatrixProduct | None:
     """The one product of a function, if it reads both operands from memory as 16-bit floats of one type, as
-    8-bit integers, or with `tf32` as float32.
+    8-bit integers, or with `tf32` as float32; with `rounds` also of float16 and float32, which is rounded.
 
     Columns are the axis along which results lie in memory. A convolution of plain NC(H)W tensors has output
     channels as rows, positions as columns, input channels and taps as its depth.
@@ -172,7 +180,11 @@ def read_matrix_product(function: tirx.PrimFunc, *, tf32: bool) -> MatrixProduct
         return None
     left, right = (0, 1) if wide_axes[-1] in own[1] else (1, 0)
     unused = tuple(v for v in anchor.spatial if v not in shared and not any(v in o for o in own))
-    dtypes = {_multiplied_as(value, wide) for value in values}
+    kinds = [_multiplied_as(value, wide) for value in values]
+    if rounds and set(kinds) == {_HALF, TF32}:
+        factors = [replace(f, rounds=kind == TF32) for f, kind in zip(factors, kinds, strict=True)]
+        kinds = [_HALF]
+    dtypes = set(kinds)
     if any(anchor.extents[v] > 1 for v in unused) or len(dtypes) != 1 or None in dtypes:
         return None
 

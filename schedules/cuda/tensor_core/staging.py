@@ -18,7 +18,12 @@ from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer, unrolled,
 from hybridc.schedules.cpu.core.nest import substitute, uses
 from hybridc.schedules.cuda.core.copies import COPY_BYTES, copied
 from hybridc.schedules.cuda.core.launch import WARP
-from hybridc.schedules.cuda.tensor_core.instructions import load_matrices, made_unsigned, rounded
+from hybridc.schedules.cuda.tensor_core.instructions import (
+    joined,
+    load_matrices,
+    made_unsigned,
+    rounded,
+)
 from hybridc.schedules.cuda.tensor_core.read import Axis, Element, steps_by_one
 
 CHUNK_BYTES = 16
@@ -54,6 +59,8 @@ class Operand:
     """Of the kernel's buffers, before 16-bit floats become narrow."""
     adds_128: bool = False
     """To what lies in memory: `Factor.adds_128`."""
+    rounds: bool = False
+    """Whether its elements are float32 in memory and in registers, and float16 in shared memory."""
     in_pairs: bool = False
     """Whether every second pair of lines, or every fourth one, is read or written at once, not only
     neighbours. Lines have as many chunks as half of the banks."""
@@ -62,6 +69,16 @@ class Operand:
     def chunk(self) -> int:
         """Elements of a row of a matrix."""
         return CHUNK_BYTES // self.item_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of an element in global memory."""
+        return 4 if self.rounds else self.item_bytes
+
+    @property
+    def joins(self) -> bool:
+        """Whether pairs of elements are made of what was loaded, before they are stored to shared memory."""
+        return self.rounds
 
     @property
     def line(self) -> int:
@@ -119,7 +136,10 @@ class Operand:
         """Whether asynchronous copies move it: they round nothing, move no single element of 16 bits, and
         write zeros where an element does not exist."""
         return (
-            self.item_bytes < 4 and self.width * self.item_bytes in COPY_BYTES and not self.element.otherwise
+            self.item_bytes < 4
+            and not self.rounds
+            and self.width * self.item_bytes in COPY_BYTES
+            and not self.element.otherwise
         )
 
     def _element_of_piece(
@@ -192,8 +212,17 @@ class Operand:
         each = unrolled if self.item_bytes == 1 else vectorized
         return each(self.width, lambda lane: tirx.BufferStore(registers, value, [first + lane]))
 
+    def join(self, registers: ir.Var, pairs: ir.Var) -> tirx.Stmt:
+        """Join each two elements that `load` loaded to one register; the elements of `pairs` have 16 bits."""
+
+        def one(number: ir.Expr) -> tirx.Stmt:
+            at = [number * integer(2)]
+            return joined(tirx.BufferLoad(pairs, at), tirx.BufferLoad(registers, at), rounds=self.rounds)
+
+        return unrolled(self.elements // self.threads // 2, one)
+
     def store(self, registers: ir.Var, shared: ir.Var, stage: ir.Expr, thread: ir.Expr) -> tirx.Stmt:
-        """Store what `load` loaded to shared memory."""
+        """Store to shared memory what `load` loaded, or `join` joined."""
 
         def one(number: ir.Expr) -> tirx.Stmt:
             stored = either(self.has_piece(number, thread), piece(number), None)

@@ -10,6 +10,7 @@ from hybridc.gpu_model.chip import chip_of
 from hybridc.gpu_model.fast import estimate_fast
 from hybridc.gpu_model.tir import work_of_function
 from hybridc.machine import Processor
+from hybridc.options import FP16
 from hybridc.schedules.cuda.core.anchor import find_anchor
 from hybridc.schedules.cuda.core.copies import COPIES_SINCE
 from hybridc.schedules.cuda.core.launch import cuda_target, finish_function, lowered_for_gpu
@@ -61,7 +62,7 @@ def tensor_core_conv(request: Request) -> Scheduled | None:
 def _scheduled(request: Request, rule: str, *, slides: bool) -> Scheduled | None:
     if request.stays_in_floats:
         return None
-    product = _read(request, tf32=request.precision == TF32)
+    product = _read(request, tf32=request.precision == TF32, rounds=request.precision == FP16)
     if product is None or product.slides is not slides:
         return None
     target = cuda_target(request.target)
@@ -72,9 +73,11 @@ def _scheduled(request: Request, rule: str, *, slides: bool) -> Scheduled | None
     return None if scheduled is None else replace(scheduled, packings=packings)
 
 
-def _read(request: Request, *, tf32: bool) -> MatrixProduct | None:
+def _read(request: Request, *, tf32: bool, rounds: bool = False) -> MatrixProduct | None:
     """The product of a function, if the target's tensor cores can make it and it is large enough."""
-    product = attempt("reading a product", lambda: read_matrix_product(request.function, tf32=tf32))
+    product = attempt(
+        "reading a product", lambda: read_matrix_product(request.function, tf32=tf32, rounds=rounds)
+    )
     if product is None:
         return None
     if min(product.row.extent, product.column.extent, product.depth.extent) < SMALLEST_SIDE:

@@ -27,7 +27,7 @@ from hybridc.passes.precision.integer_functions import int8_matmul, int8_plain_c
 from hybridc.schedules.cpu.core.micro_kernel import integer
 from hybridc.schedules.cuda.core.launch import cuda_target, lowered_for_gpu
 from hybridc.schedules.cuda.tensor_core.cost import fastest_way
-from hybridc.schedules.cuda.tensor_core.gathered import GatheredBytes
+from hybridc.schedules.cuda.tensor_core.gathered import Gathered
 from hybridc.schedules.cuda.tensor_core.packing import packed
 from hybridc.schedules.cuda.tensor_core.read import Axis, Element, read_matrix_product
 from hybridc.schedules.cuda.tensor_core.staging import Operand
@@ -287,7 +287,7 @@ def test_a_wrong_swizzle_shows(monkeypatch: pytest.MonkeyPatch) -> None:
         values = {field.name: getattr(self, field.name) for field in fields(Operand)}
         return read(Operand(**{**values, "in_pairs": False}), *arguments, **settings)
 
-    monkeypatch.setattr(GatheredBytes, "fragments", other)
+    monkeypatch.setattr(Gathered, "fragments", other)
     assert not build([GATHERED["words"]]).is_right(GATHERED["words"])
 
 
@@ -296,7 +296,7 @@ def test_bytes_are_stored_and_read_without_bank_conflicts(extent: int, width: in
     axis, threads = Axis((), ()), 128
     row, at, thread = (tirx.Var(name, "int64") for name in ("row", "at", "thread"))
     load = tirx.BufferLoad(tirx.decl_buffer((1,), "uint8"), [0])
-    part = GatheredBytes(
+    part = Gathered(
         "x", Element((), load), row, row, at, axis, axis, extent, 64, threads, True, width, 1, "uint8",
         in_pairs=width == 4,
     )  # fmt: skip
@@ -319,7 +319,7 @@ def test_every_element_has_a_thread_and_a_place() -> None:
     row, at, thread, piece = (tirx.Var(name, "int64") for name in ("row", "at", "thread", "piece"))
     load = tirx.BufferLoad(tirx.decl_buffer((1,), "uint8"), [0])
     for extent, width in ((128, 4), (64, 4), (32, 4), (128, 1), (64, 1), (32, 1)):
-        part = GatheredBytes(
+        part = Gathered(
             "x", Element((), load), row, row, at, axis, axis, extent, 64, 128, True, width, 1, "uint8",
             in_pairs=width == 4,
         )  # fmt: skip

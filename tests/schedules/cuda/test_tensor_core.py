@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -23,10 +24,12 @@ from hybridc.gpu_model.memory import wavefronts
 from hybridc.gpu_model.tir import work_of_function
 from hybridc.ir import Device
 from hybridc.machine import gpu_named
+from hybridc.options import FP16
 from hybridc.schedules.cpu.core.micro_kernel import integer
 from hybridc.schedules.cuda.core.launch import MAX_SHARED_BYTES, cuda_target, lowered_for_gpu
 from hybridc.schedules.cuda.tensor_core import tensor_core
 from hybridc.schedules.cuda.tensor_core.cost import fastest_way, main_work, shared_bytes
+from hybridc.schedules.cuda.tensor_core.gathered import Gathered
 from hybridc.schedules.cuda.tensor_core.instructions import TF32
 from hybridc.schedules.cuda.tensor_core.operands import operand
 from hybridc.schedules.cuda.tensor_core.read import Axis, Element, read_matrix_product
@@ -68,6 +71,8 @@ class Case:
     way: Way | None = None
     known_weights: bool = False
     """When compiling."""
+    rounded: int | None = None
+    """Which operand is float32 in memory, and rounded to float16 on its way to tensor cores."""
 
     @property
     def constants(self) -> frozenset[int]:
@@ -78,7 +83,25 @@ class Case:
         function = self.in_float32()
         if self.dtype == TF32:
             return function.with_attr(PRECISION, TF32)
-        return stored(function, dict.fromkeys(range(len(function.params)), self.dtype))
+        names = [str(p.name) for p in function.params]
+        narrow = [i for i, name in enumerate(names) if name != f"p{self.rounded}"]
+        made = stored(function, dict.fromkeys(narrow, self.dtype))
+        return made if self.rounded is None else made.with_attr(PRECISION, FP16)
+
+    def drawn(self) -> list[NDArray[Any]]:
+        """Inputs in the types that they have in memory."""
+        rng, dtype = np.random.default_rng(1), DTYPES[self.dtype]
+        drawn = [rng.standard_normal(shape) for shape in self.shapes]
+        return [x.astype(np.float32 if i == self.rounded else dtype) for i, x in enumerate(drawn)]
+
+    def multiplied(self, inputs: list[NDArray[Any]]) -> list[Array]:
+        """The numbers that tensor cores multiply, and what is added to their sums."""
+        wide = [x.astype(np.float64) for x in inputs]
+        if self.dtype == TF32:
+            wide[:2] = [to_tf32(x) for x in wide[:2]]
+        if self.rounded is not None:
+            wide[self.rounded] = wide[self.rounded].astype(np.float16).astype(np.float64)
+        return wide
 
     def in_float32(self) -> tirx.PrimFunc:
         def build(emit: Callable[[relax.Expr], relax.Var], *inputs: relax.Var) -> relax.Expr:
@@ -119,6 +142,7 @@ def convolution(
     dtype: str = "float16",
     way: Way | None = None,
     known_weights: bool = False,
+    rounded: int | None = None,
     **settings: int,
 ) -> Case:
     relax_settings = {"strides" if key == "stride" else key: value for key, value in settings.items()}
@@ -132,6 +156,7 @@ def convolution(
         dtype,
         way,
         known_weights,
+        rounded,
     )
 
 
@@ -204,6 +229,56 @@ def of_tf32() -> list[Case]:
     ]
 
 
+def gathered_cases() -> list[Case]:
+    """Windows, and lines of odd lengths, of which a thread loads single elements: a tile each, with tails."""
+    rng, found = np.random.default_rng(61), []
+    for number, tile in enumerate(TILES):
+        images, channels, size, taps = (int(v) for v in rng.integers((1, 9, 5, 1), (4, 70, 16, 4)))
+        rows, dtype = int(rng.integers(9, 140)), ("float16", "bfloat16")[number % 2]
+        name = f"conv_gathered_{images}x{channels}x{size}x{rows}x{taps}"
+        data, weight = (images, channels, size, size + 2), (rows, channels, taps, taps)
+        found.append(
+            convolution(
+                name, data, weight, dtype=dtype, way=Way(tile), stride=1 + number % 2, padding=taps // 2
+            )
+        )
+    small = TILES[-1]
+    return [
+        *found,
+        convolution("conv_gathered_lines", (1, 64, 7, 7), (40, 64, 1, 1), way=Way(small, 2)),
+        convolution(
+            "conv_gathered_copied", (1, 64, 7, 7), (40, 64, 1, 1), known_weights=True, way=Way(small, 1, 3)
+        ),
+        convolution("conv_gathered_taps", (2, 32, 9, 9), (24, 32, 5, 5), known_weights=True, stride=2),
+        convolution("conv_deep_weights", (1, 3, 21, 21), (16, 3, 5, 5), known_weights=True, padding=2),
+    ]
+
+
+def rounded_cases() -> list[Case]:
+    """One operand in float32: windows, lines of 128 bits and less, along the depth and across it."""
+    small = TILES[-1]
+    known = [
+        convolution("conv_rounded_stem", (1, 3, 22, 22), (16, 3, 7, 7), stride=2, padding=3),
+        convolution("conv_rounded_patches", (2, 3, 32, 48), (40, 3, 16, 16), stride=16),
+        convolution("conv_rounded_grey", (2, 1, 13, 11), (23, 1, 3, 3), padding=1),
+    ]
+    return [
+        *(replace(case, known_weights=True, rounded=0) for case in known),
+        convolution("conv_rounded_pointwise", (1, 40, 8, 8), (24, 40, 1, 1), rounded=0),
+        convolution("conv_rounded_1d", (2, 9, 70), (12, 9, 5), padding=4, rounded=0),
+        *(
+            replace(matrices(f"rounded_{side}_{m}x{k}x{n}", (m, k), (k, n), (n,), way=way), rounded=side)
+            for (m, k, n), way in (
+                ((37, 130, 72), None),
+                ((33, 128, 50), Way(small, 4)),
+                ((70, 64, 136), Way(TILES[0])),
+                ((40, 96, 72), Way(small, 1, 3)),
+            )
+            for side in (0, 1)
+        ),
+    ]
+
+
 CASES = {
     case.name: case
     for case in (
@@ -230,6 +305,8 @@ CASES = {
         convolution("conv_1d", (2, 9, 70), (12, 9, 5), padding=4, dilation=2),
         *of_tf32(),
         *copied_cases(),
+        *gathered_cases(),
+        *rounded_cases(),
     )
 }
 
@@ -251,9 +328,7 @@ class Built:
 
     def is_right(self, case: Case, order: ThreadOrder = ThreadOrder.FORWARD) -> bool:
         emulator.start(1 << 30, thread_order=order)
-        device, dtype = tvm.cuda(0), DTYPES[case.dtype]
-        rng = np.random.default_rng(1)
-        inputs = [rng.standard_normal(shape).astype(dtype) for shape in case.shapes]
+        device, inputs = tvm.cuda(0), case.drawn()
         original = case.function()
         names = [int(str(p.name).removeprefix("p")) for p in original.params[: len(inputs)]]
         scheduled = self.scheduled[case.name]
@@ -264,9 +339,7 @@ class Built:
             fed[position] = packing.apply(fed[position])
         self.library[case.name](*(tvm.runtime.tensor(x, device) for x in fed), *fresh)
         device.sync()
-        wide = [x.astype(np.float64) for x in inputs]
-        if case.dtype == TF32:
-            wide[:2] = [to_tf32(x) for x in wide[:2]]
+        wide = case.multiplied(inputs)
         found = fresh[0].numpy().astype(np.float64)
         return bool((np.abs(found - case.expected(*wide)) <= case.tolerance(wide)).all())
 
@@ -306,6 +379,9 @@ def test_known_weights_are_packed() -> None:
     assert on_tensor_cores(CASES["conv_known"]).packings
     # slices of few channels would have several taps
     assert not on_tensor_cores(replace(CASES["conv"], known_weights=True)).packings
+    # of 75 along the depth each row begins elsewhere in a line, of 16 output channels none does
+    ((_, packing),) = on_tensor_cores(CASES["conv_deep_weights"]).packings
+    assert packing.axes == (1, 2, 3, 0)
 
 
 def test_float32_is_left_to_others() -> None:
@@ -314,6 +390,9 @@ def test_float32_is_left_to_others() -> None:
     # nor is one rounded that the function reads in 32 bits
     mixed = stored(function, {0: "float16", 2: "float16"})
     assert tensor_core.tensor_core_matmul(Request(mixed, frozenset(), TARGET)) is None
+    # unless rounding all that it reads was measured, as in a network that is compiled for fp16
+    reduced = Request(mixed.with_attr(PRECISION, FP16), frozenset(), TARGET)
+    assert tensor_core.tensor_core_matmul(reduced) is not None
 
 
 def fault(stages: int) -> Case:
@@ -452,6 +531,21 @@ def test_shared_memory_has_no_bank_conflicts(line: int) -> None:
     stores = evaluate(offset, {row: lanes // (line // 8), chunk: lanes % (line // 8)})[None] * 2
     assert len(set((loads[0, :8] // 16 % 8).tolist())) == 8
     assert (wavefronts(stores, 16, every) == 4).all()
+
+
+@pytest.mark.parametrize("extent", [32, 64, 128])
+def test_single_elements_are_stored_without_bank_conflicts(extent: int) -> None:
+    axis, threads, item_bytes = Axis((), ()), 128, 2
+    row, at, thread = (tirx.Var(name, "int64") for name in ("row", "at", "thread"))
+    load = tirx.BufferLoad(tirx.decl_buffer((1,), "float32"), [0])
+    part = Gathered(
+        "x", Element((), load), row, row, at, axis, axis, extent, 32, threads, True, 1, item_bytes
+    )
+    lanes, every = np.arange(32), np.ones((1, 32), bool)
+    position, depth = (evaluate(place, {thread: lanes}) for place in part.piece(integer(0), thread))
+    assert (np.diff(position) == 1).all() and len(set(np.atleast_1d(depth).tolist())) == 1
+    stores = evaluate(part.offset(row, at), {row: position, at: depth})[None] * item_bytes
+    assert (wavefronts(stores, part.lines * item_bytes, every) == part.lines * item_bytes // 4).all()
 
 
 def test_ways_suit_shapes() -> None:
