@@ -16,12 +16,12 @@ from hybridc.schedules.cuda.core.copies import COPIES_SINCE
 from hybridc.schedules.cuda.core.launch import cuda_target, finish_function, lowered_for_gpu
 from hybridc.schedules.cuda.core.refusal import attempt
 from hybridc.schedules.cuda.tensor_core.cost import estimated_us as estimated_us_of_way
-from hybridc.schedules.cuda.tensor_core.cost import fastest_way
+from hybridc.schedules.cuda.tensor_core.cost import fastest_way, overlapping_way
 from hybridc.schedules.cuda.tensor_core.instructions import INT8, OLDEST, TF32
 from hybridc.schedules.cuda.tensor_core.kernel import tensor_core_kernel
 from hybridc.schedules.cuda.tensor_core.packing import packed
 from hybridc.schedules.cuda.tensor_core.read import MatrixProduct, read_matrix_product
-from hybridc.schedules.cuda.tensor_core.tile import PRODUCTS, Way, best_way
+from hybridc.schedules.cuda.tensor_core.tile import PRODUCTS, Way
 from hybridc.schedules.cuda.tile.cost import estimated_us as estimated_us_of_tiles
 from hybridc.schedules.cuda.tile.schedule import best_plan, known_gpu
 from hybridc.schedules.cuda.winograd.plan import estimated_us
@@ -93,10 +93,10 @@ def _way(product: MatrixProduct, request: Request) -> Way:
     newest = architecture_number(oldest(request.target.cuda_architectures)) >= COPIES_SINCE
     if product.dtype == INT8:
         return fastest_way(product, gpu, copies=newest)[0]
-    # of slower tensor cores even few blocks are busy while data is on its way
     if newest and PARTITIONS * chip_of(gpu).tensor_multiplies > PRODUCTS:
         return fastest_way(product, gpu, copies=True)[0]
-    return best_way(product.row.extent, product.column.extent, product.slices, product.batch.extent)
+    # of slower tensor cores even few blocks are busy while data is on its way
+    return overlapping_way(product, gpu)
 
 
 def direct_us(request: Request) -> float | None:

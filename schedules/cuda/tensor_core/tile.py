@@ -1,4 +1,4 @@
-"""Tiles of products on tensor cores, and which of them suits a product."""
+"""Tiles of products on tensor cores, and the ways to compute a product in them."""
 
 from __future__ import annotations
 
@@ -43,19 +43,9 @@ TILES = (
     Tile(32, 32, 16, 16),
 )
 """Four warps each; a larger part of a warp reads fewer fragments for each product."""
-MULTIPROCESSORS = 80
-"""Of a large GPU: work is divided so that one of this size has some for all of them."""
-_RESIDENT = {128 * 128: 2, 128 * 64: 4, 64 * 64: 5, 64 * 32: 8, 32 * 32: 9}
-"""Blocks of a tile of so many results that registers leave room for, on a multiprocessor."""
 PRODUCTS = 256
 """Multiply-adds of a multiprocessor in a cycle: those of a GeForce since Ampere, with float32 sums."""
-_LATENCY = 450
-"""Cycles of a slice that more work of the same block does not shorten: it waits for memory, then for shared
-memory, then for tensor cores."""
-_SECOND_LAUNCH = 8000
-"""Cycles: some microseconds to launch it, and for its threads to begin and end."""
 _MOST_PARTS = 16
-_STEPS = SLICE_BYTES // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +63,3 @@ def ways(slices: int) -> list[Way]:
     """All ways to compute a product of so deep slices, whole ones first."""
     parts = [p for p in range(1, min(_MOST_PARTS, slices) + 1) if slices % p == 0]
     return [Way(tile, p) for p in parts for tile in TILES]
-
-
-def best_way(rows: int, columns: int, slices: int, batches: int) -> Way:
-    """The way that should take a product of 16-bit floats the fewest cycles on a GeForce; counted roughly, as
-    only their order matters."""
-
-    def cycles(way: Way) -> float:
-        tile, down_across = way.tile, way.tile.counts(rows, columns)
-        blocks = down_across[0] * down_across[1] * batches * way.parts
-        share = ceil_div(blocks, MULTIPROCESSORS)
-        resident = min(share, _RESIDENT[tile.rows * tile.columns])
-        # operands pass through shared memory once, 128 bytes a cycle, and to registers once for each warp
-        operands = _STEPS * (tile.rows + tile.columns + 4 * (tile.warp_rows + tile.warp_columns)) / 64
-        work = _STEPS * tile.rows * tile.columns / PRODUCTS + operands
-        turns = share / resident * (slices // way.parts)
-        time = turns * max(resident * work, _LATENCY + work)
-        if way.parts > 1:
-            # sums are written and read, some 512 bytes a cycle between all multiprocessors and L2
-            time += _SECOND_LAUNCH + 8 * way.parts * rows * columns * batches / 512
-        return time
-
-    return min(ways(slices), key=cycles)

@@ -30,7 +30,7 @@ def computed(way: Way | None) -> Iterator[None]:
     """Products are computed in this way, or in the best one."""
     with pytest.MonkeyPatch.context() as patch:
         if way is not None:
-            patch.setattr(tensor_core, "best_way", lambda *sizes: way)
+            patch.setattr(tensor_core, "overlapping_way", lambda *sizes: way)
             patch.setattr(tensor_core, "fastest_way", lambda *sizes, **options: (way, 1.0))
         yield
 

@@ -28,13 +28,13 @@ from hybridc.options import FP16
 from hybridc.schedules.cpu.core.micro_kernel import integer
 from hybridc.schedules.cuda.core.launch import MAX_SHARED_BYTES, cuda_target, lowered_for_gpu
 from hybridc.schedules.cuda.tensor_core import tensor_core
-from hybridc.schedules.cuda.tensor_core.cost import fastest_way, main_work, shared_bytes
+from hybridc.schedules.cuda.tensor_core.cost import fastest_way, main_work, overlapping_way, shared_bytes
 from hybridc.schedules.cuda.tensor_core.gathered import Gathered
 from hybridc.schedules.cuda.tensor_core.instructions import TF32
 from hybridc.schedules.cuda.tensor_core.operands import operand
 from hybridc.schedules.cuda.tensor_core.read import Axis, Element, read_matrix_product
 from hybridc.schedules.cuda.tensor_core.staging import Operand
-from hybridc.schedules.cuda.tensor_core.tile import TILES, Tile, Way, best_way
+from hybridc.schedules.cuda.tensor_core.tile import TILES, Tile, Way
 from hybridc.schedules.rule import PRECISION, Request, Scheduled
 from hybridc.schedules.select import schedule
 from hybridc.schedules.storage import stored
@@ -549,11 +549,21 @@ def test_single_elements_are_stored_without_bank_conflicts(extent: int) -> None:
 
 
 def test_ways_suit_shapes() -> None:
-    large = best_way(4096, 4096, 4096 // 32, 1)
+    def way_of(case: Case) -> Way:
+        product = read_matrix_product(case.function(), tf32=False)
+        assert product is not None
+        return overlapping_way(product, gpu_named("rtx-3090"))
+
+    large = way_of(matrices("large", (4096, 4096), (4096, 4096)))
     assert large.parts == 1 and large.tile.rows * large.tile.columns >= 64 * 64
     # 32 tiles of 32 x 32 would leave most of a large GPU idle
-    deep = best_way(512, 49, 4608 // 32, 1)
+    deep = way_of(convolution("deep", (1, 512, 7, 7), (512, 512, 3, 3), padding=1))
     assert deep.parts > 1 and 4608 // 32 % deep.parts == 0
+    # 197 rows are seven tiles of 32, and four of 64, of which 59 would be padding
+    assert way_of(matrices("tokens", (197, 768), (768, 3072))).tile.rows == 32
+    # each tile loads lines of which it needs every second element: wide ones load fewer
+    strided = convolution("strided", (1, 1024, 14, 14), (2048, 1024, 1, 1), stride=2)
+    assert way_of(strided).tile.columns == 64
     for tile in TILES:
         assert tile.threads == 128
 
