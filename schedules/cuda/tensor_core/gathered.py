@@ -27,6 +27,11 @@ class Gathered(Operand):
     eight threads store every fourth position at once: it lies `in_pairs`."""
 
     @property
+    def unit(self) -> int:
+        """Lines of a piece: where they are of one tap, that is found out for all of them at once."""
+        return self.lines
+
+    @property
     def lines(self) -> int:
         """As many as fit a row of a matrix, so that stores are long, if there is a piece for each thread."""
         share = self.elements // (self.width * self.threads)
@@ -65,7 +70,15 @@ class Gathered(Operand):
             known.bind(variable, ir.Range.from_min_extent(integer(0), integer(extent)))
         position, first = (known.simplify(place) for place in self.piece(turn, thread))
         depth = first + line
-        point = {self.position: start + position, self.slice: number, self.depth_in_slice: depth}
+        units, unit = (
+            integer(self.step // self.unit),
+            known.simplify(tirx.floordiv(first, integer(self.unit))),
+        )
+        point = {
+            self.position: start + position,
+            self.slice: number * units + unit,
+            self.depth_in_slice: line,
+        }
         conditions = [known.simplify(substitute(c, point)) for c in self.element.conditions]
         if self.positions.extent % self.extent:
             conditions.append(start + position < integer(self.positions.extent))
@@ -73,9 +86,13 @@ class Gathered(Operand):
             last = first if self.depth.extent % self.lines == 0 else depth
             conditions.append(number * integer(self.step) + last < integer(self.depth.extent))
 
+        first_load = substitute(self.element.load, point)
+        # simplified, so that lines of one tap are seen to be so many elements apart
+        offsets = [known.simplify(index) for index in first_load.indices]
+
         def loaded(at: dict[ir.Var, ir.Expr]) -> tirx.Stmt:
             def one(lane: ir.Expr) -> tirx.Stmt:
-                value = substitute(self.element.load, {**point, self.position: start + position + lane})
+                value = tirx.BufferLoad(first_load.source, [*offsets[:-1], offsets[-1] + lane])
                 place = self._register(at[turn], at[line]) + lane
                 return tirx.BufferStore(registers, substitute(value, at), [place])
 

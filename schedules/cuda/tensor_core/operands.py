@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tvm import ir, sym, tirx
 
-from hybridc.schedules.cpu.core.micro_kernel import integer
+from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer
 from hybridc.schedules.cpu.core.nest import substitute
 from hybridc.schedules.cuda.core.vectors import first_step
 from hybridc.schedules.cuda.tensor_core.gathered import WORD, Gathered
 from hybridc.schedules.cuda.tensor_core.instructions import INT8
-from hybridc.schedules.cuda.tensor_core.read import MatrixProduct, element_of, flattened
+from hybridc.schedules.cuda.tensor_core.read import Element, MatrixProduct, element_of, flattened
 from hybridc.schedules.cuda.tensor_core.staging import CHUNK_BYTES, Operand, widest_load
 
 
@@ -27,11 +29,17 @@ def operand(
     factor, positions = (product.left, product.row) if name == "left" else (product.right, product.column)
     depth, step, item_bytes = product.depth, product.steps, product.item_bytes
     position, number, inner = (tirx.Var(f"{name}_{axis}", "int64") for axis in ("position", "slice", "depth"))
-    known = sym.Analyzer()
-    for variable, size in ((position, positions.extent), (number, product.slices), (inner, step)):
-        known.bind(variable, ir.Range.from_min_extent(integer(0), integer(size)))
-    point = {**batch, **positions.at(position), **depth.at(number * integer(step) + inner)}
-    element = element_of(flattened(substitute(factor.value, point), known), known)
+
+    def element_in(unit: int) -> Element:
+        """Named by its position, and by its place in one of the units that the depth is divided into."""
+        known = sym.Analyzer()
+        units = ceil_div(depth.extent, unit)
+        for variable, size in ((position, positions.extent), (number, units), (inner, unit)):
+            known.bind(variable, ir.Range.from_min_extent(integer(0), integer(size)))
+        point = {**batch, **positions.at(position), **depth.at(number * integer(unit) + inner)}
+        return element_of(flattened(substitute(factor.value, point), known), known)
+
+    element = element_in(step)
     widest = min(CHUNK_BYTES // product.memory_bytes(factor), extent * step // threads)
 
     def loaded(kind: type[Operand], width: int, *, along_depth: bool, in_pairs: bool = in_pairs) -> Operand:
@@ -40,14 +48,18 @@ def operand(
             width, item_bytes, factor.dtype, factor.adds_128, factor.rounds, in_pairs,
         )  # fmt: skip
 
+    def gathered(width: int, *, in_pairs: bool = in_pairs) -> Operand:
+        made = loaded(Gathered, width, along_depth=True, in_pairs=in_pairs)
+        return replace(made, element=element_in(made.unit))
+
     widths = {
         True: widest_load(element, inner, depth.extent, widest),
         False: widest_load(element, position, positions.extent, widest),
     }
     if product.dtype == INT8 and widths[True] < WORD:
         if widths[False] >= WORD:
-            return loaded(Gathered, WORD, along_depth=True, in_pairs=True)
-        return loaded(Gathered, 1, along_depth=True)
+            return gathered(WORD, in_pairs=True)
+        return gathered(1)
     if product.dtype == INT8 or max(widths.values()) > 1:
         along_depth = product.dtype == INT8 or widths[True] > widths[False]
         return loaded(Operand, widths[along_depth], along_depth=along_depth)
@@ -56,4 +68,4 @@ def operand(
     by_position, by_depth = (abs(first_step(offset, axis, axes)) for axis in (position, inner))
     if 0 < by_depth < by_position:
         return loaded(Operand, 1, along_depth=True)
-    return loaded(Operand if item_bytes > 2 else Gathered, 1, along_depth=item_bytes <= 2)
+    return loaded(Operand, 1, along_depth=False) if item_bytes > 2 else gathered(1)

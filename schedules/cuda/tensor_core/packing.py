@@ -1,8 +1,8 @@
 """Weights that are laid out for tensor cores, where they are known when compiling.
 
-Those of convolutions have taps in front of input channels. A slice of the depth, or with integers a thread's
-part of it, is then channels of one tap: threads find out once for all its elements where the tap reads, and
-whether that is inside of the image. Integers lie along the depth, as no instruction transposes them; or where
+Those of convolutions have taps in front of input channels. A slice of the depth, or a thread's part of it, is
+then channels of one tap: threads find out once for all its elements where the tap reads, and whether that is
+inside of the image. Integers lie along the depth, as no instruction transposes them; or where
 that has no whole chunks, along the positions, from which words are transposed. So do 16-bit floats of such a
 depth, as that of a first layer, whose windows have three channels: 27, 75, 147.
 """
@@ -13,9 +13,9 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from tvm import ir, tirx
+from tvm import ir, sym, tirx
 
-from hybridc.schedules.cuda.tensor_core.instructions import INT8
+from hybridc.schedules.cuda.tensor_core.instructions import INT8, TF32
 from hybridc.schedules.cuda.tensor_core.read import Axis, MatrixProduct
 from hybridc.schedules.cuda.tensor_core.staging import CHUNK_BYTES
 from hybridc.schedules.packing import Packing
@@ -27,7 +27,7 @@ Packings = tuple[tuple[int, Packing], ...]
 def packed(product: MatrixProduct, constants: Collection[int]) -> tuple[MatrixProduct, Packings]:
     """The product as it reads packed weights, and how they are packed; as it is where nothing is gained."""
     chunk = CHUNK_BYTES // product.item_bytes
-    unit = chunk if product.dtype == INT8 else product.steps
+    unit = product.steps if product.dtype == TF32 else chunk
     if product.slides and product.depth.extents[0] % unit == 0:
         return _with_taps_first(product, constants)
     if product.dtype == INT8 or (product.item_bytes == 2 and product.depth.extent % chunk):
@@ -39,8 +39,12 @@ def _with_taps_first(product: MatrixProduct, constants: Collection[int]) -> tupl
     channels, *taps = product.depth.iterators
     if math.prod(product.depth.extents[1:]) == 1:
         return product, ()
-    position = _plain_weight(product, "left", (*product.row.iterators, channels, *taps))
-    if position not in constants or len(product.row.iterators) != 1:
+    if len(product.row.iterators) != 1:
+        return product, ()
+    # of a grouped convolution the output channel is made of two iterators
+    [row] = [value for _, value in product.split] or product.row.iterators
+    position = _plain_weight(product, "left", (row, channels, *taps))
+    if position not in constants:
         return product, ()
     assert position is not None
     order = (*taps, channels)
@@ -71,12 +75,13 @@ def _with_neighbours(
     return product, ()
 
 
-def _plain_weight(product: MatrixProduct, name: str, indices: Sequence[ir.Var]) -> int | None:
+def _plain_weight(product: MatrixProduct, name: str, indices: Sequence[ir.Expr]) -> int | None:
     """The position of a parameter that a factor is an element of, at these indices."""
     value = getattr(product, name).value
     if not isinstance(value, ir.TensorLoad) or len(indices) != len(value.indices):
         return None
-    if not all(index.same_as(v) for index, v in zip(value.indices, indices, strict=True)):
+    known = sym.Analyzer()
+    if not all(known.can_prove_equal(i, e) for i, e in zip(value.indices, indices, strict=True)):
         return None
     return next((i for i, p in enumerate(product.parameters) if p.same_as(value.source)), None)
 

@@ -23,10 +23,12 @@ from hybridc.schedules.cpu.core.nest import (
 from hybridc.schedules.cpu.matmul.read import read_product
 from hybridc.schedules.cuda.tensor_core.instructions import INT8, ITEM_BYTES, TF32
 from hybridc.schedules.cuda.tensor_core.tile import SLICE_BYTES
+from hybridc.schedules.cuda.tile.read import grouped, simplified
 from hybridc.schedules.shapes import shape_of
 from hybridc.schedules.storage import WideFunction, widened
 
 _HALF = "float16"
+_Split = tuple[tuple[ir.Var, ir.Expr], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,9 @@ class MatrixProduct:
     output: ir.Var
     permuted: tuple[int | None, ...] | None
     """For each axis of `output` the axis of the sum that it is, if these differ."""
+    split: _Split = ()
+    """Iterators of the function that are made of two of the axes' ones: output channels of a group and of its
+    number, which is a batch."""
 
     @property
     def operands(self) -> tuple[int, int]:
@@ -146,8 +151,9 @@ class MatrixProduct:
 
     def store(self, point: Mapping[ir.Var, ir.Expr], total: ir.Expr) -> tirx.BufferStore:
         """Write the result whose sum is `total`, at the iterators `point`."""
-        zeros = {v: integer(0) for v in self.depth.iterators}
-        stored = self.contraction.store({**point, **zeros}, total)
+        whole = {**point, **{v: integer(0) for v in self.depth.iterators}}
+        whole |= {v: substitute(value, whole) for v, value in self.split}
+        stored = self.contraction.store(whole, total)
         indices = list(stored.indices)
         if self.permuted is not None:
             indices = [integer(0) if axis is None else indices[axis] for axis in self.permuted]
@@ -171,25 +177,29 @@ def read_matrix_product(function: tirx.PrimFunc, *, tf32: bool, rounds: bool = F
     if contraction is None:
         return None
     anchor, nest = contraction.anchor, contraction.nest
-    factors = _factors(contraction)
+    factors, extents = _factors(contraction), dict(anchor.extents)
+    split: _Split = ()
+    if not is_integer and not tf32:
+        factors, extents, split = _with_groups(factors, extents, anchor.spatial)
+    spatial = [v for v in extents if v not in anchor.reduce]
     values = [factor.value for factor in factors]
-    shared = tuple(v for v in anchor.spatial if all(uses(f, v) for f in values) and anchor.extents[v] > 1)
-    own = [tuple(v for v in anchor.spatial if uses(f, v) and v not in shared) for f in values]
-    wide_axes = [v for v in anchor.spatial if anchor.extents[v] > 1]
+    shared = tuple(v for v in spatial if all(uses(f, v) for f in values) and extents[v] > 1)
+    own = [tuple(v for v in spatial if uses(f, v) and v not in shared) for f in values]
+    wide_axes = [v for v in spatial if extents[v] > 1]
     if not wide_axes or wide_axes[-1] in shared or not all(own):
         return None
     left, right = (0, 1) if wide_axes[-1] in own[1] else (1, 0)
-    unused = tuple(v for v in anchor.spatial if v not in shared and not any(v in o for o in own))
+    unused = tuple(v for v in spatial if v not in shared and not any(v in o for o in own))
     kinds = [_multiplied_as(value, wide) for value in values]
     if rounds and set(kinds) == {_HALF, TF32}:
         factors = [replace(f, rounds=kind == TF32) for f, kind in zip(factors, kinds, strict=True)]
         kinds = [_HALF]
     dtypes = set(kinds)
-    if any(anchor.extents[v] > 1 for v in unused) or len(dtypes) != 1 or None in dtypes:
+    if any(extents[v] > 1 for v in unused) or len(dtypes) != 1 or None in dtypes:
         return None
 
     def axis(iterators: tuple[ir.Var, ...]) -> Axis:
-        return Axis(iterators, tuple(anchor.extents[v] for v in iterators))
+        return Axis(iterators, tuple(extents[v] for v in iterators))
 
     dtype = str(dtypes.pop())
     if (dtype == TF32) is not tf32:
@@ -207,7 +217,29 @@ def read_matrix_product(function: tirx.PrimFunc, *, tf32: bool, rounds: bool = F
         factors[right],
         nest.blocks[-1].buffer if product is None else product.output,
         None if product is None else product.permuted,
+        split,
     )
+
+
+def _with_groups(
+    factors: list[Factor], extents: dict[ir.Var, int], spatial: Sequence[ir.Var]
+) -> tuple[list[Factor], dict[ir.Var, int], _Split]:
+    """Factors and extents with two iterators in the place of one that both factors use as the output channel
+    of a grouped convolution; and what it is made of."""
+    split: dict[ir.Var, ir.Expr] = {}
+    in_order: dict[ir.Var, int] = {}
+    for axis in spatial:
+        found = grouped(axis, extents, [factor.value for factor in factors])
+        if found is None:
+            in_order[axis] = extents[axis]
+            continue
+        number, member, size = found
+        split[axis] = number * integer(size) + member
+        in_order |= {number: extents[axis] // size, member: size}
+        known = {**{v: e for v, e in extents.items() if v is not axis}, **in_order}
+        values = [substitute(factor.value, {axis: split[axis]}) for factor in factors]
+        factors = [replace(f, value=simplified(v, known)) for f, v in zip(factors, values, strict=True)]
+    return factors, {**in_order, **{v: e for v, e in extents.items() if v not in spatial}}, (*split.items(),)
 
 
 def _factors(contraction: Contraction) -> list[Factor]:

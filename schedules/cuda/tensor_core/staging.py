@@ -41,7 +41,7 @@ class Operand:
     name: str
     element: Element
     position: ir.Var
-    """In `element`, as `slice` and `depth_in_slice`."""
+    """In `element`, as `slice`, the number of a `unit` of the depth, and `depth_in_slice`."""
     slice: ir.Var
     depth_in_slice: ir.Var
     positions: Axis
@@ -64,6 +64,11 @@ class Operand:
     in_pairs: bool = False
     """Whether every second pair of lines, or every fourth one, is read or written at once, not only
     neighbours. Lines have as many chunks as half of the banks."""
+
+    @property
+    def unit(self) -> int:
+        """Steps of the depth by which `element` is named."""
+        return self.step
 
     @property
     def chunk(self) -> int:

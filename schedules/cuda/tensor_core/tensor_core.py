@@ -51,7 +51,8 @@ def tensor_core_matmul(request: Request) -> Scheduled | None:
 
 @schedule_rule(family="conv2d")
 def tensor_core_conv(request: Request) -> Scheduled | None:
-    """Accepts a convolution of one group, and an epilogue, of such data and weights as `tensor_core_matmul`.
+    """Accepts a convolution, and an epilogue, of such data and weights as `tensor_core_matmul`; groups, which
+    are a batch, of 16-bit floats alone.
 
     Tiling: that of `tensor_core_matmul`: rows are output channels, columns positions of all images, the depth
     input channels and taps (implicit GEMM). Padding is computed while a slice is loaded.
@@ -82,6 +83,8 @@ def _read(request: Request, *, tf32: bool, rounds: bool = False) -> MatrixProduc
         return None
     if min(product.row.extent, product.column.extent, product.depth.extent) < SMALLEST_SIDE:
         return None
+    if product.split and product.row.extent < FULL_SIDE:
+        return None  # tiles of float32 waste less
     architecture = architecture_number(oldest(request.target.cuda_architectures))
     return None if architecture < OLDEST[product.dtype] else product
 

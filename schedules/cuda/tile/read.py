@@ -75,12 +75,12 @@ def read_product(function: tirx.PrimFunc, anchor: str) -> Product | None:
     extents = {v: extent for v, extent in sums.extents.items() if extent > 1}
     factors = [substitute(f, values) for f in (summand.b.a, summand.b.b)]
     for axis in sums.spatial:
-        split = _grouped(axis, extents, factors)
+        split = grouped(axis, extents, factors)
         if split is not None:
             number, member, size = split
             values[axis] = number * integer(size) + member
             extents |= {number: extents.pop(axis) // size, member: size}
-            factors = [_simplified(substitute(f, values), extents) for f in factors]
+            factors = [simplified(substitute(f, values), extents) for f in factors]
     # the last block goes through the points of the sum's buffer
     points = dict(zip(last.spatial, (substitute(i, values) for i in sums.indices), strict=True))
     store = tirx.BufferStore(
@@ -116,7 +116,7 @@ def read_product(function: tirx.PrimFunc, anchor: str) -> Product | None:
     )
 
 
-def _grouped(
+def grouped(
     axis: ir.Var, extents: Mapping[ir.Var, int], factors: Sequence[ir.Expr]
 ) -> tuple[ir.Var, ir.Var, int] | None:
     """The axes that an output channel of a grouped convolution is made of, its group and its number there,
@@ -130,7 +130,7 @@ def _grouped(
             inside = {v: e for v, e in extents.items() if v is not axis}
             inside |= {group: extents[axis] // size, member: size}
             point = {axis: group * integer(size) + member}
-            if not all(uses(_simplified(substitute(f, point), inside), member) for f in factors):
+            if not all(uses(simplified(substitute(f, point), inside), member) for f in factors):
                 return group, member, size
     return None
 
@@ -142,7 +142,7 @@ def _quotients(value: ir.Expr) -> list[tirx.FloorDiv]:
     return [quotient for quotient in found if isinstance(quotient.b, tirx.IntImm)]
 
 
-def _simplified(value: ir.Expr, extents: Mapping[ir.Var, int]) -> ir.Expr:
+def simplified(value: ir.Expr, extents: Mapping[ir.Var, int]) -> ir.Expr:
     """With simple indices, wherever they stand: a condition is not used to simplify what it guards."""
     analyzer = sym.Analyzer()
     for axis, extent in extents.items():

@@ -250,7 +250,26 @@ def gathered_cases() -> list[Case]:
             "conv_gathered_copied", (1, 64, 7, 7), (40, 64, 1, 1), known_weights=True, way=Way(small, 1, 3)
         ),
         convolution("conv_gathered_taps", (2, 32, 9, 9), (24, 32, 5, 5), known_weights=True, stride=2),
+        convolution(
+            "conv_taps_of_chunks", (1, 24, 11, 9), (20, 24, 5, 5), known_weights=True, padding=2, stride=2
+        ),
         convolution("conv_deep_weights", (1, 3, 21, 21), (16, 3, 5, 5), known_weights=True, padding=2),
+    ]
+
+
+def grouped_cases() -> list[Case]:
+    """Groups are a batch: with tails, parts of the depth, rounded data, and channels that no tile divides."""
+    small = TILES[-1]
+    return [
+        convolution("conv_groups", (2, 48, 9, 7), (34, 24, 3, 3), groups=2, padding=1),
+        convolution(
+            "conv_groups_known", (2, 96, 7, 7), (54, 32, 3, 3), groups=3, padding=1, known_weights=True
+        ),
+        convolution("conv_groups_deep", (1, 96, 6, 7), (120, 32, 3, 3), groups=3, way=Way(small, 3)),
+        convolution("conv_groups_wide", (1, 48, 13, 13), (256, 24, 5, 5), groups=2, padding=2, stride=2),
+        convolution("conv_groups_pointwise", (2, 64, 4, 8), (64, 16, 1, 1), groups=4, dtype="bfloat16"),
+        convolution("conv_groups_rounded", (1, 18, 11, 9), (36, 9, 3, 3), groups=2, rounded=0),
+        convolution("conv_groups_1d", (2, 24, 70), (48, 12, 5), groups=2, padding=2, known_weights=True),
     ]
 
 
@@ -307,6 +326,7 @@ CASES = {
         *copied_cases(),
         *gathered_cases(),
         *rounded_cases(),
+        *grouped_cases(),
     )
 }
 
@@ -375,9 +395,17 @@ def test_turing_has_float16_only() -> None:
     assert brain is None
 
 
+def test_small_groups_are_left_to_float32() -> None:
+    case = convolution("c", (1, 64, 9, 9), (64, 8, 3, 3), groups=8)
+    made = schedule(Request(case.function(), frozenset(), TARGET), Device.GPU)
+    assert made is not None and made.rule == "conv2d"
+
+
 def test_known_weights_are_packed() -> None:
     assert on_tensor_cores(CASES["conv_known"]).packings
-    # slices of few channels would have several taps
+    assert on_tensor_cores(CASES["conv_groups_known"]).packings
+    # a thread's part of a slice has one tap where there are whole chunks of channels
+    assert [p.axes for _, p in on_tensor_cores(CASES["conv_taps_of_chunks"]).packings] == [(0, 2, 3, 1)]
     assert not on_tensor_cores(replace(CASES["conv"], known_weights=True)).packings
     # of 75 along the depth each row begins elsewhere in a line, of 16 output channels none does
     ((_, packing),) = on_tensor_cores(CASES["conv_deep_weights"]).packings
