@@ -14,12 +14,13 @@ budget: what is left is the planner alone, on the graph that its rivals get. Wri
 so that a record can be made in parts. Exits with 1 if one of the three is faster than our plan.
 
     python benchmarks/plans.py --drawn 2 --seed 1,2 [--seconds 10] [--later 60] [--later-draws 1]
-                               [--bound-seconds 60] [--moves] [--merge]
+                               [--bound-seconds 60] [--moves 50] [--merge]
 
 plans thirteen networks, four of which stand in no other table, at shares that are drawn between 8 and 95 %,
 two each and for each seed. A row says how large the gap is, how much of the budget is used, the seconds of
 CPU until the first plan and in all, with `--later` what that much effort gains (for so many draws of each
-network and seed), and with `--moves` what the best of all moves would gain that `hybridc explain` lists.
+network and seed), and with `--moves 50` what the best of all moves would gain that `hybridc explain` lists
+for fifty kernels, which are drawn.
 Written to plans_drawn.json after each draw of all networks; with `--merge` rows of other networks and
 seeds stay. Exits with 1 if a wanted figure is missed.
 """
@@ -95,7 +96,7 @@ def main() -> int:
     )
     parser.add_argument("--later", type=float, help="plan drawn budgets with so many seconds, too")
     parser.add_argument("--later-draws", type=int, help="of each network and seed; default: all")
-    parser.add_argument("--moves", action="store_true", help="look for moves that better drawn plans")
+    parser.add_argument("--moves", type=int, default=0, metavar="KERNELS", help="try moves of drawn plans")
     arguments = parser.parse_args()
     machine = load_machine(arguments.machine)
     if arguments.peaks:
@@ -145,7 +146,7 @@ def plan_drawn(arguments: argparse.Namespace, machine: Machine) -> int:
                 shares[name, seed][draw],
                 arguments.seconds,
                 arguments.bound_seconds or 0.0,
-                has_moves=arguments.moves,
+                moved_kernels=arguments.moves,
                 later_seconds=arguments.later if has_later else None,
             )
             found[seed].append(one)

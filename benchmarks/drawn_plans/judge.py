@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -11,7 +12,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from hybridc.errors import PlanError
-from hybridc.ir import Device, Graph, Plan
+from hybridc.ir import Device, Graph, Kernel, Plan
 from hybridc.machine import Machine
 from hybridc.passes.planner.choose_tilings import Tiling
 from hybridc.passes.planner.make_plans import make_plans
@@ -60,6 +61,8 @@ class Judgement:
     """Of those that `hybridc explain` lists for any kernel the one that gains most."""
     best_move_us: float
     """Negative if it makes the run faster; 0 if no move is possible, or none was tried."""
+    moved_kernels: int
+    """Those whose moves were tried."""
 
     @property
     def gap(self) -> float:
@@ -108,13 +111,14 @@ def judge(
     seconds: float,
     bound_seconds: float,
     *,
-    has_moves: bool,
+    moved_kernels: int,
     later_seconds: float | None = None,
 ) -> Judgement:
     """Plan a network for a share of `all_bytes` with `seconds` of effort, and judge the plan.
 
-    `tilings` are the ways to cut it up that are worth planning, the whole network first. With
-    `later_seconds` it is planned once more, with so much effort.
+    `tilings` are the ways to cut it up that are worth planning, the whole network first. The moves of at most
+    `moved_kernels` kernels are tried, which are drawn. With `later_seconds` the network is planned once more,
+    with so much effort.
     """
     budget_bytes, devices = int(all_bytes * share), (Device.GPU, Device.CPU)
     first_seconds, first_time_us = first_plan(tilings, machine, budget_bytes)
@@ -126,7 +130,8 @@ def judge(
         [(_, later)] = make_plans(tilings, machine, [budget_bytes], devices, effort=Effort(later_seconds))
         later_time_us = later.makespan_us
     tight = with_tight_bound(tiling, machine, plan, bound_seconds) if bound_seconds else plan
-    what, change_us = best_move(tiling.graph, plan, machine) if has_moves else ("", 0.0)
+    moved = drawn_kernels(tiling.graph, moved_kernels)
+    what, change_us = best_move(tiling.graph, plan, machine, moved)
     return Judgement(
         share=share,
         budget_bytes=budget_bytes,
@@ -142,6 +147,7 @@ def judge(
         later_time_us=later_time_us,
         best_move=what,
         best_move_us=change_us,
+        moved_kernels=len(moved),
     )
 
 
@@ -158,18 +164,22 @@ def first_plan(tilings: Sequence[Tiling], machine: Machine, budget_bytes: int) -
     return math.inf, math.inf
 
 
-def best_move(graph: Graph, plan: Plan, machine: Machine) -> tuple[str, float]:
-    """Of all moves that `hybridc explain` lists for the kernels the best one, and what it changes in us.
+def drawn_kernels(graph: Graph, count: int) -> list[Kernel]:
+    """At most so many kernels of a graph, always the same ones."""
+    return random.Random(len(graph.kernels)).sample(graph.kernels, min(count, len(graph.kernels)))
+
+
+def best_move(graph: Graph, plan: Plan, machine: Machine, kernels: Sequence[Kernel]) -> tuple[str, float]:
+    """Of all moves that `hybridc explain` lists for kernels the best one, and what it changes in us.
 
     The plan itself counts as no slower than it was predicted to be.
     """
     found = (
-        (a.change_us, f"{kernel.name}: {a.what}")
-        for kernel in graph.kernels
-        for a in alternatives(graph, plan, machine, kernel)
-        if a.change_us is not None
+        (move.change_us, f"{kernel.name}: {move.what}")
+        for kernel, move in alternatives(graph, plan, machine, kernels)
+        if move.change_us is not None
     )
-    change_us, what = min(found, default=(0.0, ""))
+    change_us, what = min(found, default=(0.0, "")) if kernels else (0.0, "")
     return what, change_us
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,7 +127,7 @@ def explain(graph: Graph, plan: Plan, machine: Machine, pins: Pins, kernel: Kern
         budget_bytes=plan.budget_bytes,
         makespan_us=plan.makespan_us,
         tensors=tuple(story.tensors()),
-        alternatives=tuple(alternatives(graph, plan, machine, kernel)) if has_gpu else (),
+        alternatives=tuple(a for _, a in alternatives(graph, plan, machine, [kernel])) if has_gpu else (),
         binding=binding_rows(graph, plan, machine),
         bound_line=bound_line(graph, plan, machine, pins),
         unused_bytes=plan.unused_bytes,
@@ -216,8 +216,10 @@ class _Story:
         return None
 
 
-def alternatives(graph: Graph, plan: Plan, machine: Machine, kernel: Kernel) -> Iterator[Alternative]:
-    """What else could be decided about a kernel and its tensors. Requires: the plan has a GPU."""
+def alternatives(
+    graph: Graph, plan: Plan, machine: Machine, kernels: Iterable[Kernel]
+) -> Iterator[tuple[Kernel, Alternative]]:
+    """What else could be decided about kernels and their tensors. Requires: the plan has a GPU."""
     problem, recovered = recover(graph, machine, plan)
     decisions = Core(problem).repaired(recovered)  # the exact solver packs tighter than simulations do
     if decisions is None:
@@ -229,13 +231,14 @@ def alternatives(graph: Graph, plan: Plan, machine: Machine, kernel: Kernel) -> 
     context = PlanningContext(without_bytes(graph, states), machine, order=order)
     base_us = min(plan.makespan_us, replayed_us(graph, plan.steps, machine))
     trial = _Trial(context, problem, decisions, base_us)
-    number = problem.kernel_names.index(kernel.name)
-    touches_states = not states.isdisjoint((*kernel.inputs, *kernel.outputs))
-    for move in moves_of(problem, decisions, number):
-        if move.kind is MoveKind.DEVICE and touches_states:
-            yield Alternative("run it on the CPU", None, None, "its states stay there")
-        elif trial.tensor_of(move) not in states:
-            yield trial.alternative(move)
+    for kernel in kernels:
+        number = problem.kernel_names.index(kernel.name)
+        touches_states = not states.isdisjoint((*kernel.inputs, *kernel.outputs))
+        for move in moves_of(problem, decisions, number):
+            if move.kind is MoveKind.DEVICE and touches_states:
+                yield kernel, Alternative("run it on the CPU", None, None, "its states stay there")
+            elif trial.tensor_of(move) not in states:
+                yield kernel, trial.alternative(move)
 
 
 class _Trial:
