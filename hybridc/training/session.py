@@ -1,9 +1,5 @@
 """Run a compiled training step, and keep its states from one step to the next.
 
-Where no GPU takes part, most of them live in the arena of the step's session, which puts new values where the
-old ones were. With a GPU, those that the plan keeps there stay in its memory as long as only steps are made:
-they are fetched when somebody asks for them, or another program needs the memory. All others are on the host.
-
 On several ranks each goes through some parts of a batch; then the sums of gradients are added up over the
 ranks, and every rank makes the same new states. Or each makes those of its own parameters, whose optimizer
 states no other has, and gets the new parameters of the others.
@@ -13,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,10 +16,9 @@ from types import TracebackType
 import numpy as np
 
 from hybridc.artifact.manifest import Port
-from hybridc.errors import DeviceError, UsageError, exhaustion_told
-from hybridc.passes.training.spec import AVERAGE, NEW, TrainingSpec
-from hybridc.passes.training.splits import cut, joined
-from hybridc.runtime import Session
+from hybridc.errors import UsageError, exhaustion_told
+from hybridc.passes.training.spec import TrainingSpec
+from hybridc.passes.training.splits import joined
 from hybridc.runtime.collectives import Collectives
 from hybridc.training.artifact import (
     ACCUMULATE,
@@ -33,7 +27,6 @@ from hybridc.training.artifact import (
     STEP,
     UPDATE,
     TrainingArtifact,
-    check_program,
     hash_of,
     named,
     open_training,
@@ -47,6 +40,7 @@ from hybridc.training.batches import (
     whole_parts,
 )
 from hybridc.training.interrupts import uninterrupted
+from hybridc.training.programs import Programs
 from hybridc.training.ranks.agreement import (
     check_agreement,
     check_whole_batch,
@@ -57,6 +51,7 @@ from hybridc.training.ranks.allreduce import AllReduce
 from hybridc.training.ranks.exchange import Ranks
 from hybridc.training.ranks.overlap import Overlap
 from hybridc.training.ranks.shards import OwnUpdate, Shards
+from hybridc.training.states import States, refusal
 from hybridc.version import __version__
 
 Arrays = np.ndarray | Mapping[str, np.ndarray]
@@ -112,21 +107,15 @@ class TrainingSession:
         check_whole_batch(self.spec, self.ranks)
         self._overlap = self._overlapped()
         collectives = self._collectives()
-        self._inner = _Inner(self._artifact, threads, gpu_memory_bytes, host_memory_bytes, collectives)
+        self._programs = Programs(self._artifact, threads, gpu_memory_bytes, host_memory_bytes, collectives)
         self._seed = seed
-        programs = [self._inner[kind].artifact.manifest for kind in self._stepping()]
-        ports = programs[0].inputs
-        states = self._artifact.initial_values()  # of shapes that the programs' have been found to be
-        self._states = states if self._shards is None else self._shards.kept(states)
         self._step_count = 0
         manifest = self._artifact.manifest
-        outputs = {port.name for program in programs for port in program.outputs}
-        self._renewed = {s.name: s.name + NEW for s in manifest.states if s.name + NEW in outputs}
-        self._placed = self._places()
-        is_alone = self._all_reduce is None
-        self._resident = self._inner[STEP].residents(self._renewed) if is_alone else frozenset()
-        self._are_on_gpu = self._are_lost = False
-        self._put(dict(self._states))
+        stepping = {kind: self._programs[kind].artifact.manifest for kind in self._stepping()}
+        ports = next(iter(stepping.values())).inputs
+        values = self._artifact.initial_values()  # of shapes that the programs' have been found to be
+        kept = values if self._shards is None else self._shards.kept(values)
+        self._states = States(self._programs, manifest, kept, stepping)
         self._inputs, self._targets = named(ports, manifest.inputs), named(ports, manifest.targets)
 
     def __repr__(self) -> str:
@@ -185,7 +174,7 @@ class TrainingSession:
     def optimizer_state_bytes(self) -> int:
         """Of the optimizer's states that this rank has."""
         states = self._artifact.manifest.states
-        return sum(s.size_bytes for s in states if s.kind == "moment" and s.name in self._states)
+        return sum(s.size_bytes for s in states if s.kind == "moment" and s.name in self._states.values)
 
     @property
     def dropout_seed(self) -> int | None:
@@ -211,9 +200,9 @@ class TrainingSession:
         parts = self._parts(inputs, targets)
         number = self._step_count + 1
         learning_rate = self.spec.optimizer.lr if lr is None else lr
-        values = self.spec.scalar_values(learning_rate, number)
         names = self._artifact.manifest.scalars
-        scalars = {names[name]: np.array(value, np.float32) for name, value in values.items()}
+        found = self.spec.scalar_values(learning_rate, number)
+        scalars = {names[name]: np.array(value, np.float32) for name, value in found.items()}
         # sums of gradients and running statistics of the parts so far: they are no states of the session
         # before the whole step is made, and sums never, so that every step begins with zeros
         made: dict[str, np.ndarray] = {}
@@ -221,20 +210,21 @@ class TrainingSession:
         for place, feeds in zip(self._own_parts, parts if self._all_reduce else parts[:-1], strict=False):
             if self._overlap is not None:
                 self._overlap.is_last_part = place == self._own_parts[-1]
-            loss, results = self._run(ACCUMULATE, {**self._states, **made, **feeds}, self._draw(place))
+            values = {**self._states.values, **made, **feeds}
+            loss, results = self._programs.loss(ACCUMULATE, values, self._draw(place))
             made.update(results)
             losses.append(loss)
         if self._all_reduce is not None:
             losses, made = _reduced(self._all_reduce.ranks, losses, made, self._sums)
         with uninterrupted():
             if self._all_reduce is not None:
-                results = made | self._updated({**self._states, **made, **scalars})
+                results = made | self._updated({**self._states.values, **made, **scalars})
                 results = {name: value for name, value in results.items() if name not in self._sums}
             else:
                 draw = self._draw(self._own_parts[-1])
-                loss, results = self._step({**self._states, **scalars, **parts[-1]}, made, draw)
+                loss, results = self._states.step({**scalars, **parts[-1]}, made, draw)
                 losses.append(loss)
-            self._put(results)
+            self._states.put(results)
             self._step_count = number
         return math.fsum(losses) / self.spec.accumulate
 
@@ -263,11 +253,10 @@ class TrainingSession:
             parts = whole_parts(arrays, ports, None)
             examples = sum(part.examples for part in parts)
         losses, outputs = [], []
-        self._fetch()
-        self._are_on_gpu = False  # the evaluation takes the memory
-        states = {**self._states, **self._averages()}
+        self._states.evict()  # the evaluation takes the memory
+        states = {**self._states.values, **self._averages()}
         for part in parts:
-            loss, results = self._run(EVALUATE, {**states, **self._feeds(part, examples)}, 0)
+            loss, results = self._programs.loss(EVALUATE, {**states, **self._feeds(part, examples)}, 0)
             losses.append(loss * part.examples / self._size)
             outputs.append({name: self._cut(name, array, part.examples) for name, array in results.items()})
         joined = {name: _join([results[name] for results in outputs]) for name in outputs[0]}
@@ -284,7 +273,7 @@ class TrainingSession:
     @exhaustion_told()
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of parameters and running statistics, named as in the user's model."""
-        return self._copies(is_of_model=True)
+        return self._states.copies(is_of_model=True)
 
     @exhaustion_told()
     def averaged_state_dict(self) -> dict[str, np.ndarray]:
@@ -298,7 +287,7 @@ class TrainingSession:
     @exhaustion_told()
     def load_state_dict(self, values: Mapping[str, np.ndarray]) -> None:
         """Take over parameters and running statistics: all of them. Raises UsageError HC576."""
-        self._put(self._checked(values, is_of_model=True))
+        self._states.put(self._states.checked(values, is_of_model=True))
 
     @exhaustion_told()
     def optimizer_state_dict(self) -> dict[str, np.ndarray]:
@@ -307,9 +296,9 @@ class TrainingSession:
         Ranks that share them all call it: rank 0 gets all of them, the others that number alone.
         """
         if self._shards is None:
-            states = self._copies(is_of_model=False)
+            states = self._states.copies(is_of_model=False)
         else:
-            states = joined(self._shards.moments(self._states), self._artifact.manifest.splits)
+            states = joined(self._shards.moments(self._states.values), self._artifact.manifest.splits)
         return {**states, STEP_COUNT: np.array(self._step_count, np.int64)}
 
     @exhaustion_told()
@@ -317,9 +306,10 @@ class TrainingSession:
         """Take over what `optimizer_state_dict` gave. Raises UsageError HC576."""
         count = values.get(STEP_COUNT)
         if count is None or count.shape != () or count.dtype.kind not in "iu" or count < 0:
-            raise _refusal(f"the optimizer's states have no count {STEP_COUNT!r}")
-        moments = self._checked({n: v for n, v in values.items() if n != STEP_COUNT}, is_of_model=False)
-        self._put(moments if self._shards is None else self._shards.kept(moments))
+            raise refusal(f"the optimizer's states have no count {STEP_COUNT!r}")
+        given = {name: value for name, value in values.items() if name != STEP_COUNT}
+        moments = self._states.checked(given, is_of_model=False)
+        self._states.put(moments if self._shards is None else self._shards.kept(moments))
         self._step_count = int(count)
 
     @exhaustion_told()
@@ -337,10 +327,8 @@ class TrainingSession:
 
     def close(self) -> None:
         """Free the memory of all devices; closing twice does no harm."""
-        with suppress(DeviceError, UsageError):  # a forked process has no GPU to fetch from
-            self._fetch()
-        self._are_on_gpu = False
-        self._inner.close()
+        self._states.close()
+        self._programs.close()
 
     def __enter__(self) -> TrainingSession:
         return self
@@ -365,98 +353,16 @@ class TrainingSession:
         found: dict[str, Collectives] = {} if self._overlap is None else {ACCUMULATE: self._overlap}
         return found if self._shards is None else found | {UPDATE: OwnUpdate(self._shards.own)}
 
-    def _stepping(self) -> list[str]:
+    def _stepping(self) -> tuple[str, ...]:
         """The programs of a step on this rank; one that has no parameters of its own updates none."""
         if self._all_reduce is None:
-            return [STEP]
-        return [ACCUMULATE] if self._shards is not None and not self._shards.own else [ACCUMULATE, UPDATE]
+            return (STEP,)
+        return (ACCUMULATE,) if self._shards is not None and not self._shards.own else (ACCUMULATE, UPDATE)
 
     def _updated(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """New states of parameters, of the sums of their gradients over all ranks."""
-        made = self._results(UPDATE, values) if UPDATE in self._stepping() else {}
+        made = self._programs.results(UPDATE, values) if UPDATE in self._stepping() else {}
         return made if self._shards is None else made | self._shards.parameters({**values, **made})
-
-    def _step(
-        self, values: Mapping[str, np.ndarray | np.generic], made: Mapping[str, np.ndarray], draw: int
-    ) -> tuple[float, dict[str, np.ndarray]]:
-        """As `_run`, with what the parts before have `made`; afterwards residents are on the GPU alone."""
-        self._check_not_lost()
-        on_gpu = self._resident if self._are_on_gpu else frozenset()
-        left = self._placed.keys() | self._resident
-        try:
-            kept = (self._placed.keys() | on_gpu) - made.keys()
-            loss, results = self._run(STEP, {**values, **made}, draw, kept=kept, left=left)
-        except DeviceError:
-            self._are_lost = self._are_on_gpu
-            raise
-        self._are_on_gpu = bool(self._resident)
-        return loss, results
-
-    def _fetch(self) -> None:
-        """Make the states on the host the present ones. Raises DeviceError HC411 if they are lost."""
-        self._check_not_lost()
-        if self._are_on_gpu:
-            session = self._inner[STEP]
-            self._states = {**self._states, **{name: session.resident(name) for name in self._resident}}
-
-    def _check_not_lost(self) -> None:
-        if self._are_lost:
-            what = "the GPU, which held the only copy of the parameters, failed in a step"
-            raise DeviceError("HC411", what, remedy="load the artifact and the last checkpoint again")
-
-    def _run(
-        self,
-        kind: str,
-        values: Mapping[str, np.ndarray | np.generic],
-        draw: int,
-        *,
-        kept: Collection[str] = (),
-        left: Collection[str] = (),
-    ) -> tuple[float, dict[str, np.ndarray]]:
-        """The loss, and the other outputs but the new values of states that are `left` in their place."""
-        manifest = self._artifact.manifest
-        given = dict(values)
-        if manifest.seed is not None:
-            given[manifest.seed] = np.int64(draw)
-        results = self._results(kind, given, kept=kept, left=left)
-        return float(results.pop(manifest.loss).reshape(())), results
-
-    def _results(
-        self,
-        kind: str,
-        given: Mapping[str, np.ndarray | np.generic],
-        *,
-        kept: Collection[str] = (),
-        left: Collection[str] = (),
-    ) -> dict[str, np.ndarray]:
-        session = self._inner[kind]
-        ports = session.artifact.manifest
-        read = [port.name for port in ports.inputs if port.name not in kept]
-        for name in read:
-            if name not in given:
-                raise UsageError("HC552", f"input {name!r} is missing", remedy="pass it, by name")
-        feeds = {name: np.asarray(given[name]) for name in read}
-        names = [p.name for p in ports.outputs if p.name.removesuffix(NEW) not in left]
-        made = zip(names, session.run(names, feeds, kept=kept), strict=True)
-        return {name.removesuffix(NEW): array for name, array in made}
-
-    def _places(self) -> dict[str, np.ndarray]:
-        """States that a step replaces where they are. With a GPU none: only one session may hold its memory,
-        and the step's is closed at times. Nor on several ranks, which have no such step."""
-        if self._all_reduce is not None:
-            return {}
-        session = self._inner[STEP]
-        return {} if session.artifact.needs_gpu else session.places(self._renewed)
-
-    def _put(self, values: Mapping[str, np.ndarray]) -> None:
-        """Make these the present states."""
-        if not self._resident.isdisjoint(values):
-            self._fetch()
-            self._are_on_gpu = False
-        for name, value in values.items():
-            if name in self._placed:
-                self._placed[name][...] = value
-        self._states = {**self._states, **values, **self._placed}
 
     def _parts(self, inputs: Arrays, targets: Arrays | None) -> list[dict[str, np.ndarray]]:
         """What programs read of a batch in the parts of this rank."""
@@ -494,32 +400,7 @@ class TrainingSession:
 
     def _averages(self) -> dict[str, np.ndarray]:
         """By names of parameters, as the step has them; of states that were fetched."""
-        if self.spec.ema is None or self._step_count == 0:
-            return {}
-        averages = {name: f"{name}#{AVERAGE}" for name in self._renewed}
-        return {name: self._states[average] for name, average in averages.items() if average in self._renewed}
-
-    def _copies(self, *, is_of_model: bool) -> dict[str, np.ndarray]:
-        """Of what the user has, whole."""
-        self._fetch()
-        manifest = self._artifact.manifest
-        states = (s for s in manifest.states if s.kind != "sum" and s.is_of_model == is_of_model)
-        return joined({state.name: self._states[state.name] for state in states}, manifest.splits)
-
-    def _checked(self, values: Mapping[str, np.ndarray], *, is_of_model: bool) -> dict[str, np.ndarray]:
-        """Copies of what the user gives whole, as the step has them."""
-        manifest = self._artifact.manifest
-        expected = {s.name: s for s in manifest.whole_states if s.is_of_model == is_of_model}
-        different = sorted(set(expected).symmetric_difference(values))
-        if different:
-            which = "missing" if different[0] in expected else "unknown"
-            raise _refusal(f"the state {different[0]!r} is {which}")
-        for name, old in expected.items():
-            new = values[name]
-            if new.shape != old.shape or new.dtype != old.dtype:
-                found = f"{new.dtype}{list(new.shape)}"
-                raise _refusal(f"the state {name!r} is {found} instead of {old.dtype}{list(old.shape)}")
-        return {name: np.array(value) for name, value in cut(values, manifest.splits).items()}
+        return {} if self.spec.ema is None or self._step_count == 0 else self._states.averages()
 
 
 def _check_ranks(all_reduce: AllReduce, artifact: TrainingArtifact, seed: int, *, is_sharded: bool) -> None:
@@ -549,51 +430,6 @@ def _reduced(
     return [loss for part in found for loss in part], {**added, **more}
 
 
-class _Inner:
-    """The ordinary sessions of a training artifact, opened when used. Only one holds GPU memory at a time.
-
-    The others keep what they have read, checked and loaded: taking turns costs allocations only.
-    """
-
-    def __init__(
-        self,
-        artifact: TrainingArtifact,
-        threads: int | None,
-        gpu_memory_bytes: int | None,
-        host_memory_bytes: int | None,
-        collectives: Mapping[str, Collectives],
-    ) -> None:
-        self._artifact = artifact
-        self._collectives = collectives
-        self._threads = threads
-        self._gpu_memory_bytes = gpu_memory_bytes
-        self._host_memory_bytes = host_memory_bytes
-        self._open: dict[str, Session] = {}
-
-    def __getitem__(self, kind: str) -> Session:
-        session = self._open.get(kind)
-        if session is None or session.artifact.needs_gpu:
-            for other in self._open.values():
-                if other is not session and other.artifact.needs_gpu:
-                    other.release()
-        if session is None:
-            session = Session(
-                self._artifact.path / kind,
-                threads=self._threads,
-                gpu_memory_bytes=self._gpu_memory_bytes,
-                host_memory_bytes=self._host_memory_bytes,
-                collectives=self._collectives.get(kind),
-            )
-            check_program(self._artifact, kind, session.artifact)
-            self._open[kind] = session
-        return session
-
-    def close(self) -> None:
-        for session in self._open.values():
-            session.close()
-        self._open.clear()
-
-
 def _named(arrays: Arrays | None, ports: Sequence[Port], what: str) -> dict[str, np.ndarray]:
     if isinstance(arrays, Mapping):
         return dict(arrays)
@@ -607,7 +443,3 @@ def _named(arrays: Arrays | None, ports: Sequence[Port], what: str) -> dict[str,
 
 def _join(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate(arrays) if arrays[0].ndim and len(arrays) > 1 else arrays[0]
-
-
-def _refusal(what: str) -> UsageError:
-    return UsageError("HC576", what, remedy="use the states of the same model, optimizer and frozen weights")
