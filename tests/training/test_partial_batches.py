@@ -113,7 +113,7 @@ def wide() -> onnx.ModelProto:
 @pytest.mark.parametrize("budget", ["15%", pytest.param("50%", marks=pytest.mark.slow)])
 def test_step_on_a_gpu_is_that_of_a_network_compiled_for_as_many(budget: str, compiled: Compile) -> None:
     options: dict[str, Any] = {"target": "cuda:sm_75+avx2", "machine": EAGER_GPU, "gpu_memory": budget}
-    path = compiled(wide, UP_TO_BATCH, plan_seconds=0.5, **options)
+    path = compiled(wide, UP_TO_BATCH, plan_seconds=0.05, **options)
     with (
         hybridc.load_training(path, emulate_gpu="1MiB") as session,
         hybridc.load_training(compiled(wide, 5)) as exact,

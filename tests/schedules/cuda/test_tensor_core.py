@@ -382,7 +382,7 @@ def test_products_are_those_of_float64(name: str, built: Built) -> None:
         assert built.is_right(case, order)
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("architecture", ["sm_80", pytest.param("sm_90", marks=pytest.mark.slow)])
 def test_nvidias_compiler_takes_every_kernel(architecture: str, built: Built) -> None:
     compile_cubin(built.source, architecture)
 
@@ -446,7 +446,7 @@ def test_a_missing_barrier_shows(stages: int) -> None:
     assert not is_right_without(case, r"__syncthreads\(\);", 0)
 
 
-@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("stages", [*(pytest.param(count, marks=pytest.mark.slow) for count in (2, 4)), 3])
 def test_a_missing_wait_shows(stages: int) -> None:
     case = fault(stages)
     wait = rf"await_copies\({stages - 2}\);"

@@ -141,7 +141,9 @@ def test_drawn_convolution_is_what_numpy_says(name: str, built: Built) -> None:
         assert built.error(name, CASES[name].family, order) <= RELATIVE_ERROR
 
 
-@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_86"])
+@pytest.mark.parametrize(
+    "architecture", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("sm_75", "sm_80")), "sm_86"]
+)
 def test_sums_stay_in_registers(architecture: str, built: Built) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     from hybridc.codegen.cuda import compile_cubin
