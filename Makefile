@@ -20,9 +20,10 @@ demo: $(VENV)/.installed
 	$(BIN)/hybridc plan demo/resnet50.hyb --all
 	$(BIN)/hybridc compare demo/resnet50.onnx --target cuda+avx2 --gpu-memory 50% --plan-seconds 2
 
-# The fast suite: at most ten minutes on two cores. A file's tests share a process, and so what its fixtures compile.
-# A process that crashes ends the suite: with --dist loadfile a new one in its place waits for tests forever. Some files
-# only, or options of pytest, with TESTS="tests/e2e".
+# The fast suite: ten minutes on two cores are wanted, and not yet reached. Of each test of schedules it has some cases. A
+# file's tests share a process, and so what its fixtures compile. A process that crashes ends the suite: with
+# --dist loadfile a new one in its place waits for tests forever. Some files only, or options of pytest, with
+# TESTS="tests/e2e".
 test: $(VENV)/.installed
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 -m "not slow" $(TESTS)
 

@@ -58,11 +58,11 @@ class Judgement:
     later_time_us: float | None
     """Of the plan that is found with more effort; None: it was not looked for."""
     best_move: str
-    """Of those that `hybridc explain` lists for any kernel the one that gains most."""
+    """Of those that `hybridc explain` lists for `moved_kernels` kernels the one that gains most."""
     best_move_us: float
     """Negative if it makes the run faster; 0 if no move is possible, or none was tried."""
     moved_kernels: int
-    """Those whose moves were tried."""
+    """So many had their moves tried."""
 
     @property
     def gap(self) -> float:
@@ -179,7 +179,7 @@ def best_move(graph: Graph, plan: Plan, machine: Machine, kernels: Sequence[Kern
         for kernel, move in alternatives(graph, plan, machine, kernels)
         if move.change_us is not None
     )
-    change_us, what = min(found, default=(0.0, "")) if kernels else (0.0, "")
+    change_us, what = min(found, default=(0.0, ""))
     return what, change_us
 
 

@@ -2,7 +2,9 @@
 
 Tensor cores take four bytes, one behind the other along the depth, from a register. A thread loads a piece
 of several lines, a word of four positions from each, transposes the bytes in registers, and stores them along
-the X"""
+the depth. Where positions do not lie side by side either, as in a window, or elements have 16 bits, it loads
+single elements of one position.
+"""
 
 from __future__ import annotations
 
