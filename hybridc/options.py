@@ -277,7 +277,7 @@ def check_bf16_inference(options: CompileOptions) -> None:
     if options.precision == BF16 and not options.trains_in_bf16:
         for target in options.target.of_each:
             if not target.isa.has_bf16:
-                raise _lacks_instructions(BF16, target)
+                raise _lacks_bf16(target)
 
 
 def check_bf16_training(target: Target) -> None:
@@ -288,14 +288,11 @@ def check_bf16_training(target: Target) -> None:
         raise UsageError("HC526", what, remedy=remedy)
 
 
-def _lacks_instructions(precision: str, target: Target) -> UsageError:
+def _lacks_bf16(target: Target) -> UsageError:
     isa = target.isa.name
-    targets = "avx2_vnni, avx512_vnni, avx512_bf16 or amx" if precision == INT8 else "avx512_bf16 or amx"
-    other = f"for a GPU, cuda+{isa}" if precision == INT8 else "use fp16"
-    if precision == BF16 and target.has_gpu:
-        other = f"use fp16, or for a training step --target cuda:sm_80+{isa}"
-    what = f"--precision {precision} requires instructions that {isa} does not have"
-    return UsageError("HC526", what, remedy=f"compile for --target {targets}, or {other}")
+    other = f"use fp16, or for a training step --target cuda:sm_80+{isa}" if target.has_gpu else "use fp16"
+    what = f"--precision bf16 requires instructions that {isa} does not have"
+    return UsageError("HC526", what, remedy=f"compile for --target avx512_bf16 or amx, or {other}")
 
 
 def check_precision(precision: str, rounding_error: float, target: Target) -> None:
@@ -303,11 +300,9 @@ def check_precision(precision: str, rounding_error: float, target: Target) -> No
     if precision not in PRECISIONS:
         what, remedy = f"unknown precision {precision!r}", f"choose from {', '.join(PRECISIONS)}"
         raise UsageError("HC526", what, remedy=remedy)
-    lacks_int8 = precision == INT8 and target.isa.dot_product_unit is None and not target.has_gpu
     # a training step may leave bf16 to the GPU alone
-    lacks_bf16 = precision == BF16 and not (target.isa.has_bf16 or _has_wide_tensor_cores(target))
-    if lacks_int8 or lacks_bf16:
-        raise _lacks_instructions(precision, target)
+    if precision == BF16 and not (target.isa.has_bf16 or _has_wide_tensor_cores(target)):
+        raise _lacks_bf16(target)
     if precision == TF32 and not _has_wide_tensor_cores(target):
         what = f"--precision tf32 requires tensor cores of sm_80 or newer, and the target is {target}"
         raise UsageError("HC526", what, remedy=f"compile for --target cuda:sm_80+{target.isa.name} or newer")

@@ -14,8 +14,10 @@ from hybridc.errors import DeviceError, UsageError
 
 
 class DotProductUnit(StrEnum):
-    """Instructions that multiply int8 numbers, and most of them bf16, and add up in int32 and float32."""
+    """Instructions that multiply int8 numbers, and some of them bf16, and add up in int32 and float32."""
 
+    INT16 = "int16"
+    """`vpmaddwd`, which every processor has: int8 numbers are extended to 16 bits, and a pair multiplied."""
     INT8_VNNI = "int8 vnni"
     """`vpdpbusd`: 8 or 16 sums at a time."""
     VNNI = "vnni"
@@ -32,7 +34,7 @@ class DotProductUnit(StrEnum):
 
     @property
     def has_bf16(self) -> bool:
-        return self is not DotProductUnit.INT8_VNNI
+        return self not in (DotProductUnit.INT16, DotProductUnit.INT8_VNNI)
 
     @property
     def is_emulated(self) -> bool:
@@ -59,22 +61,22 @@ class Isa:
     """Data cache of a core: the least among processors that have the instruction set."""
     l2_bytes: int = 1 << 20
     """Second-level cache of a core, as most of them have it."""
-    dot_product_unit: DotProductUnit | None = None
-    """Which instructions multiply low-precision numbers; None: it has none."""
+    dot_product_unit: DotProductUnit = DotProductUnit.INT16
+    """Which instructions multiply low-precision numbers."""
 
     @property
     def is_emulated(self) -> bool:
-        return self.dot_product_unit is not None and self.dot_product_unit.is_emulated
+        return self.dot_product_unit.is_emulated
 
     @property
     def has_bf16(self) -> bool:
         """Whether it multiplies bf16 numbers."""
-        return self.dot_product_unit is not None and self.dot_product_unit.has_bf16
+        return self.dot_product_unit.has_bf16
 
     @property
     def has_tiles(self) -> bool:
         """Whether it multiplies tiles of low-precision numbers."""
-        return self.dot_product_unit is not None and self.dot_product_unit.is_amx
+        return self.dot_product_unit.is_amx
 
     @property
     def sums_in_flight(self) -> int:
@@ -96,7 +98,7 @@ _UNASKED = ("-avx512fp16", "-avxvnni")
 """What LLVM would use of Sapphire Rapids though nobody asks a processor for its flags."""
 
 
-def _avx512(name: str, mcpu: str, flags: tuple[str, ...], unit: DotProductUnit | None = None) -> Isa:
+def _avx512(name: str, mcpu: str, flags: tuple[str, ...], unit: DotProductUnit = DotProductUnit.INT16) -> Isa:
     return Isa(name, mcpu, _ZMM, 512, 32, flags, dot_product_unit=unit)
 
 

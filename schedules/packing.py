@@ -43,7 +43,7 @@ class Packing:
     permuted array, merged with those behind it until it has as many elements as the matrix takes."""
     vnni_dtype: str | None = None
     """Type of VNNI-packed operands, bfloat16 or int8: the last axis of the permuted array is one pair or quad
-    of them, which becomes one int32, the first number lowest."""
+    of them, which becomes one int32 (of a pair of int8 one int16), the first number lowest."""
     dtype: str | None = None
     """Of the packed numbers where it is not the array's: an array of 16-bit floats that a kernel reads as
     float32."""
@@ -68,9 +68,10 @@ class Packing:
 
 
 def _vnni_packed(array: np.ndarray, dtype: str) -> np.ndarray:
-    """The pair or quad of the last axis, rounded to nearest even, as one int32."""
+    """The pair or quad of the last axis, rounded to nearest even, as one integer."""
     rounded = np.ascontiguousarray(array.astype(dtype))
-    return rounded.view("uint16" if dtype == "bfloat16" else dtype).view("int32")[..., 0]
+    group = f"int{8 * rounded.itemsize * array.shape[-1]}"
+    return rounded.view("uint16" if dtype == "bfloat16" else dtype).view(group)[..., 0]
 
 
 def _combine(transform: LinearMap, array: np.ndarray) -> np.ndarray:

@@ -152,7 +152,7 @@ class Hybridc:
         from hybridc.passes.pipeline import run_stages
         from hybridc.progress import NullProgress
 
-        precision = BF16 if self.isa.dot_product_unit is not None else FP32
+        precision = BF16 if self.isa.has_bf16 else FP32
         options = CompileOptions(
             target=self.target, threads=self.threads, precision=precision, fast_algorithms=not direct
         )
@@ -212,7 +212,7 @@ def is_narrow(isa: str) -> bool:
     """Whether peers compute in bf16."""
     from hybridc.targets import ISAS
 
-    return ISAS[isa].dot_product_unit is not None
+    return ISAS[isa].has_bf16
 
 
 class Torch:

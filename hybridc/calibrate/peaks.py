@@ -14,9 +14,8 @@ import tvm
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-from hybridc.options import BF16
 from hybridc.passes.lower.lower import llvm_target
-from hybridc.schedules.cpu.core.dot_products import dot_of
+from hybridc.schedules.cpu.core.dot_products import dot_of_bf16
 from hybridc.schedules.cpu.core.micro_kernel import grid, integer, loop, unrolled, vectorized
 from hybridc.targets import Isa, native_isa
 from hybridc.tuning.measure import CACHE_BYTES, LEAST_SET_BYTES
@@ -141,7 +140,7 @@ def _multiply_adds(isa: Isa, threads: int, accumulators: int) -> Callable[..., N
 @cache
 def _dot_products(isa: Isa, accumulators: int) -> Callable[..., None]:
     """As many dot products of pairs, each added to an accumulator, on one thread."""
-    dot = dot_of(BF16, isa)
+    dot = dot_of_bf16(isa)
     assert dot is not None
     words = tirx.decl_buffer((isa.lanes(),), "int32", "words")
     result = tirx.decl_buffer((1, accumulators, isa.lanes()), "float32", "result")

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from hybridc.options import INT8
 from hybridc.passes.layout.layout import Rule, apply_rules, conv_window_of
 from hybridc.passes.layout.state import Blocked, Layout, lanes_of
 from hybridc.passes.layout.training_functions import NARROW_INPUT
@@ -31,7 +30,6 @@ from hybridc.passes.precision.integer_functions import (
 )
 from hybridc.passes.program.dequantized import dequantized
 from hybridc.passes.program.program import Program, is_op, tensor_dtype, tensor_shape
-from hybridc.schedules.cpu.core.dot_products import dot_of
 from hybridc.schedules.cuda.tensor_core.tensor_core import SMALLEST_SIDE
 from hybridc.targets import Isa
 
@@ -164,27 +162,6 @@ def _plain_convolution(layout: Layout, binding: relax.VarBinding) -> relax.Var |
 
 
 def _matmul(layout: Layout, binding: relax.VarBinding) -> relax.Var | None:
-    return _integer_matmul(layout, binding, shift=UNSIGNED_SHIFT)
-
-
-def _plain_matmul(layout: Layout, binding: relax.VarBinding) -> relax.Var | None:
-    """The product as kernels of both devices multiply it."""
-    if not is_op(binding.value, "matmul"):
-        return None
-    shape, depth = tensor_shape(binding.var), tensor_shape(binding.value.args[1])[0]
-    if not shape or not _suits_tensor_cores(math.prod(shape[:-1]), shape[-1], depth):
-        return None
-    # without a kernel of integers a CPU multiplies floats, which have signs
-    shift = 0 if dot_of(INT8, layout.isa) is None else UNSIGNED_SHIFT
-    return _integer_matmul(layout, binding, shift=shift)
-
-
-def _suits_tensor_cores(rows: int, columns: int, depth: int) -> bool:
-    return min(rows, columns, depth) >= SMALLEST_SIDE
-
-
-def _integer_matmul(layout: Layout, binding: relax.VarBinding, *, shift: int) -> relax.Var | None:
-    """The product of a tensor, to whose signed numbers `shift` is added."""
     call = binding.value
     if not is_op(call, "matmul"):
         return None
@@ -194,11 +171,24 @@ def _integer_matmul(layout: Layout, binding: relax.VarBinding, *, shift: int) ->
     source, weight = layout.as_plain(x.values), layout.builder.weight(w.values, "weight")
     if tensor_shape(source) != x.shape:
         source = layout.emit(relax.op.reshape(source, x.shape), "view")
-    added = shift if tensor_dtype(source) == "int8" else 0
-    key = x.shape, w.values.shape, tensor_dtype(source), added
+    key = x.shape, w.values.shape, tensor_dtype(source), x.shift
     result = relax.TensorType(tensor_shape(binding.var), "int32")
     sums = layout.call(("int8_matmul", *key), lambda: int8_matmul(*key), [source, weight], result)
-    return _scaled(layout, sums, _offsets(x, w, added), x.scale * w.scale)
+    return _scaled(layout, sums, _offsets(x, w, x.shift), x.scale * w.scale)
+
+
+def _plain_matmul(layout: Layout, binding: relax.VarBinding) -> relax.Var | None:
+    """The product as kernels of both devices multiply it."""
+    if not is_op(binding.value, "matmul"):
+        return None
+    shape, depth = tensor_shape(binding.var), tensor_shape(binding.value.args[1])[0]
+    if not shape or not _suits_tensor_cores(math.prod(shape[:-1]), shape[-1], depth):
+        return None
+    return _matmul(layout, binding)
+
+
+def _suits_tensor_cores(rows: int, columns: int, depth: int) -> bool:
+    return min(rows, columns, depth) >= SMALLEST_SIDE
 
 
 def _offsets(x: Activation, w: Factor, added: int) -> np.ndarray:

@@ -75,10 +75,11 @@ def schedule_blocked(
     request: Request, conv: BlockedConvolution, rule: str, fill: Fill = copy_rows
 ) -> Scheduled:
     """Choose a plan and emit its tasks, for every rule whose factors are floats or packed lanes."""
-    ranked = rank_plans(conv, request.target.isa, request.threads)
+    isa = request.target.isa if conv.dot is None else conv.dot.tiling_isa(request.target.isa)
+    ranked = rank_plans(conv, isa, request.threads)
     plan = pick(request, ranked)
     packing = weight_packing(request, conv, plan) if conv.is_constant else None
-    factor = "float32" if conv.dot is None else "int32"
+    factor = "float32" if conv.dot is None else conv.dot.right_dtype
     weight = packed_weight(request, conv.weight, packing, "packed_weight", factor)
     buffers = declare_buffers(conv, plan, weight.buffer)
     tasks = blocked_tasks(buffers, fill)

@@ -8,6 +8,10 @@ treats a float: as a scalar of one factor and a vector's element of the other, a
 has half or a quarter of the steps. (`vdpbf16ps` and `vpdpbusd` of AVX-512; Intel 64 and IA-32 Architectures
 Software Developer's Manual.)
 
+Processors without these instructions multiply pairs of int16 (`vpmaddwd`), to which int8 numbers are
+extended: those of `left` when they are packed, those of `right`, two bytes a pair, whenever they are loaded,
+which all rows of a tile share. That is exact; `vpmaddubsw`, which takes bytes, saturates.
+
 TVM has no type for bf16 vectors that LLVM would take, so these functions are LLVM's own text, inlined
 wherever they are called. Each has a second body without special instructions, for targets that emulate them.
 """
@@ -15,13 +19,13 @@ wherever they are called. Each has a second body without special instructions, f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from tvm import ir, tirx
 
 from hybridc.options import BF16, INT8
-from hybridc.targets import Isa
+from hybridc.targets import DotProductUnit, Isa
 
 _LEAST_SPEEDUP = 1.05
 """Of multiplications in bf16 on vectors, below which rounding and packing for them takes what they gain."""
@@ -33,12 +37,27 @@ class Dot:
 
     precision: str
     """bf16: both factors bf16, sums float32. int8: left unsigned, right signed, sums int32."""
-    emulated: bool = False
+    unit: DotProductUnit
+
+    @property
+    def emulated(self) -> bool:
+        """Whether other instructions stand for those of the unit."""
+        return self.unit.is_emulated
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether groups are quads of bytes, as an instruction takes them."""
+        return self.precision == INT8 and self.unit is not DotProductUnit.INT16
 
     @property
     def group_size(self) -> int:
-        """Operands in a VNNI group of 32 bits: a pair of bf16 or a quad of int8."""
-        return 2 if self.precision == BF16 else 4
+        """Operands in a VNNI group: a pair of bf16 or a quad of int8; or a pair of int8 that are extended."""
+        return 4 if self.has_bytes else 2
+
+    @property
+    def right_dtype(self) -> str:
+        """Type of a group of the right factor."""
+        return "int16" if self.precision == INT8 and not self.has_bytes else "int32"
 
     @property
     def sum_dtype(self) -> str:
@@ -55,28 +74,58 @@ class Dot:
         """What `Packing.vnni_dtype` is for the right factor."""
         return "bfloat16" if self.precision == BF16 else "int8"
 
+    def tiling_isa(self, isa: Isa) -> Isa:
+        """The instruction set as the choice of a register tile has to see it."""
+        if self.has_bytes or self.precision == BF16:
+            return isa
+        # a product takes a register of its own before it is added, which is all that waits for a sum
+        return replace(isa, vector_registers=isa.vector_registers - 1, fma_latency=1)
+
     def multiply_add(self, sums: ir.Expr, left: ir.Expr, right: ir.Expr) -> ir.Expr:
         """`sums + left * right`: `sums` and `right` are vectors, `left` is one group, which is broadcast."""
-        lanes = int(str(right.ty.dtype).partition("x")[2])
+        lanes = _lanes(right)
         return self.multiply_add_vector(sums, tirx.Broadcast(left, lanes), right)
 
     def multiply_add_vector(self, sums: ir.Expr, left: ir.Expr, right: ir.Expr) -> ir.Expr:
         """`sums + left * right`, all of them vectors."""
-        lanes = int(str(right.ty.dtype).partition("x")[2])
-        name = f"hybridc_{self.precision}_dot_{lanes}"
+        lanes = _lanes(right)
+        kind = "int8_pair" if self.right_dtype == "int16" else self.precision
+        name = f"hybridc_{kind}_dot_{lanes}"
         return tirx.call_pure_extern(f"{self.sum_dtype}x{lanes}", name, sums, left, right)
 
     def within(self, body: tirx.Stmt) -> tirx.Stmt:
         """A statement that may call the functions of this module."""
         return with_llvm(llvm_functions(self.emulated), body)
 
+    def int8_group(self, numbers: Sequence[ir.Expr]) -> ir.Expr:
+        """A group of the left factor of 8-bit numbers, the first lowest; 128 is added to signed ones."""
+        if self.has_bytes:
+            return _unsigned(_int8_quad(numbers), numbers[0])
+        first, second = (_extended(number, "int32") for number in numbers)
+        return first | (second << tirx.const(16, "int32"))
 
-def dot_of(precision: str, isa: Isa) -> Dot | None:
+    def int8_groups(self, numbers: ir.Expr) -> ir.Expr:
+        """A vector of 8-bit numbers as a vector of groups of neighbours; 128 is added to signed ones."""
+        lanes = _lanes(numbers)
+        dtype = f"int32x{lanes // self.group_size}"
+        if self.has_bytes:
+            return _unsigned(tirx.reinterpret(dtype, numbers), numbers)
+        return tirx.reinterpret(dtype, _extended(numbers, f"int16x{lanes}"))
+
+    def int8_filler(self, number: int) -> int:
+        """A group, as an int32, of an unsigned number again and again."""
+        word = number * (0x01010101 if self.has_bytes else 0x00010001)
+        return word - ((word >> 31) << 32)
+
+
+def dot_of_int8(isa: Isa) -> Dot:
+    """How an instruction set multiplies 8-bit numbers."""
+    return Dot(INT8, isa.dot_product_unit)
+
+
+def dot_of_bf16(isa: Isa) -> Dot | None:
     """None if the instruction set has no such instructions."""
-    unit = isa.dot_product_unit
-    if unit is None or (precision == BF16 and not unit.has_bf16):
-        return None
-    return Dot(precision, unit.is_emulated)
+    return Dot(BF16, isa.dot_product_unit) if isa.has_bf16 else None
 
 
 def bf16_is_faster(isa: Isa, speedup: float) -> bool:
@@ -96,7 +145,7 @@ def bf16_pairs_of_neighbours(values: ir.Expr) -> ir.Expr:
     Denormal numbers become zeros, as in the multiply-adds. Numbers that are bf16 already stay as they are.
     """
     # bf16 numbers are held as uint16, and two of them are a pair as they lie
-    lanes = int(str(values.ty.dtype).partition("x")[2])
+    lanes = _lanes(values)
     if _is_bf16(values):
         return tirx.reinterpret(f"int32x{lanes // 2}", values)
     return tirx.call_pure_extern(f"int32x{lanes // 2}", f"hybridc_bf16_words_{lanes}", values)
@@ -107,17 +156,33 @@ def bf16_pairs_of(first: ir.Expr, second: ir.Expr) -> ir.Expr:
     with one number of either."""
     if _is_bf16(first) or _is_bf16(second):
         return bf16_pair(first, second)
-    lanes = int(str(first.ty.dtype).partition("x")[2])
+    lanes = _lanes(first)
     return tirx.call_pure_extern(f"int32x{lanes}", f"hybridc_bf16_pairs_{lanes}", first, second)
 
 
-def unsigned_quads(quads: ir.Expr) -> ir.Expr:
-    """128 added to each of four signed numbers: a change of their top bits."""
+def _unsigned(quads: ir.Expr, numbers: ir.Expr) -> ir.Expr:
+    """128 added to each of the four numbers if they are signed: a change of their top bits."""
+    if not _is_signed(numbers):
+        return quads
     # 0x80808080 as a signed number
     return quads ^ tirx.const(-0x7F7F7F80, str(quads.ty.dtype))
 
 
-def int8_quad(numbers: Sequence[ir.Expr]) -> ir.Expr:
+def _extended(numbers: ir.Expr, dtype: str) -> ir.Expr:
+    """8-bit numbers in a wider type; 128 is added to signed ones."""
+    wide = tirx.Cast(dtype, numbers)
+    return wide + tirx.const(128, dtype) if _is_signed(numbers) else wide
+
+
+def _is_signed(numbers: ir.Expr) -> bool:
+    return str(numbers.ty.dtype).startswith("int8")
+
+
+def _lanes(vector: ir.Expr) -> int:
+    return int(str(vector.ty.dtype).partition("x")[2])
+
+
+def _int8_quad(numbers: Sequence[ir.Expr]) -> ir.Expr:
     """Four 8-bit numbers as a quad, the first lowest."""
     quad = tirx.const(0, "uint32")
     for i, number in enumerate(numbers):
@@ -162,7 +227,7 @@ def llvm_functions(emulated: bool) -> str:
     bf16_dot = _emulated_bf16_dot if emulated else partial(_native_dot, precision=BF16)
     neighbours = _emulated_bf16_neighbours if emulated else _bf16_neighbours
     int8_dot = _emulated_int8_dot if emulated else partial(_native_dot, precision=INT8)
-    functions = (bf16_dot, neighbours, _bf16_pairs, int8_dot)
+    functions = (bf16_dot, neighbours, _bf16_pairs, int8_dot, _int8_pair_dot)
     return "\n".join(function(lanes) for function in functions for lanes in (8, 16))
 
 
@@ -185,6 +250,22 @@ def _native_dot(lanes: int, precision: str) -> str:
         f"%b = bitcast {groups} %right to {numbers}",
         f"%r = call {sums} {intrinsic}({sums} %sums, {numbers} %a, {numbers} %b)",
         f"ret {sums} %r",
+    )
+
+
+def _int8_pair_dot(lanes: int) -> str:
+    """`vpmaddwd` of pairs of int16 and of pairs of int8, which are extended."""
+    words, halves = f"<{lanes} x i32>", f"<{2 * lanes} x i16>"
+    # from the intrinsic LLVM makes trees of additions, which shorten chains that are short and spill sums
+    text, both = "vpmaddwd $3, $2, $1\\0A\\09vpaddd $1, $0, $0", f"{{ {words}, {words} }}"
+    return define(
+        f"{words} @hybridc_int8_pair_dot_{lanes}({words} %sums, {words} %left, <{lanes} x i16> %right)",
+        f"%a = bitcast {words} %left to {halves}",
+        f"%bytes = bitcast <{lanes} x i16> %right to <{2 * lanes} x i8>",
+        f"%b = sext <{2 * lanes} x i8> %bytes to {halves}",
+        f'%t = call {both} asm "{text}", "=v,=&v,v,v,0"({halves} %a, {halves} %b, {words} %sums)',
+        f"%r = extractvalue {both} %t, 0",
+        f"ret {words} %r",
     )
 
 

@@ -26,7 +26,7 @@ from hybridc.schedules.cpu.conv1d.fourier.fft_conv1d import TRANSFORMS, read_sou
 from hybridc.schedules.cpu.conv1d.plan import direct_cost, is_one_line
 from hybridc.schedules.cpu.conv1d.winograd.plan import least_cost
 from hybridc.schedules.cpu.conv2d.read import Convolution, read_convolution, unpadded
-from hybridc.schedules.cpu.core.dot_products import Dot, bf16_pair, bf16_pairs_of, dot_of
+from hybridc.schedules.cpu.core.dot_products import Dot, bf16_pair, bf16_pairs_of, dot_of_bf16
 from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
     Point,
@@ -161,7 +161,7 @@ def bf16_conv1d(request: Request) -> Scheduled | None:
     Tiling: 2 x 2 tiles of output channels x places, or 1 x 3; 8 channels x 3 vectors, or fewer channels x
     4. Tasks are blocks of the output.
     """
-    conv, dot = read_bf16_line(request), dot_of(BF16, request.target.isa)
+    conv, dot = read_bf16_line(request), dot_of_bf16(request.target.isa)
     if conv is None or dot is None:
         return None
     lines = Lines(conv, request.target.isa, request.threads)

@@ -15,7 +15,7 @@ from hybridc.options import BF16
 from hybridc.schedules.cpu.conv2d_blocked.conv2d_blocked import schedule_blocked
 from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution, read_blocked_convolution
 from hybridc.schedules.cpu.conv2d_blocked.task import Pass, Place, copy_rows
-from hybridc.schedules.cpu.core.dot_products import bf16_pair, bf16_pairs_of_neighbours, dot_of
+from hybridc.schedules.cpu.core.dot_products import bf16_pair, bf16_pairs_of_neighbours, dot_of_bf16
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer
 from hybridc.schedules.cpu.low_precision.amx_conv2d import Pack, accepts_tiles, schedule_tiles
 from hybridc.schedules.cpu.low_precision.bf16_storage import without_widening
@@ -42,7 +42,7 @@ def bf16_conv2d(request: Request) -> Scheduled | None:
 def read_bf16_convolution(request: Request) -> BlockedConvolution | None:
     """With packed lanes of two channels as input lanes; None if there is no such kernel, or none is asked
     for."""
-    dot = dot_of(BF16, request.target.isa)
+    dot = dot_of_bf16(request.target.isa)
     if request.precision != BF16 or dot is None:
         return None
     widened = without_widening(request.function)
@@ -60,7 +60,7 @@ def winograd_is_faster(request: Request, conv: BlockedConvolution) -> bool:
     """
     plain = read_blocked_convolution(request)
     isa = request.target.isa
-    if plain is None or not request.winograd or isa.dot_product_unit is None or isa.has_tiles:
+    if plain is None or not request.winograd or not isa.has_bf16 or isa.has_tiles:
         return False
     cost = least_cost(plain, isa, request.threads)
     return cost is not None and cost < direct_cost(conv, request.threads)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from tvm import tirx
 
 from hybridc.options import BF16
-from hybridc.schedules.cpu.core.dot_products import bf16_pair, bf16_pairs_of_neighbours, dot_of
+from hybridc.schedules.cpu.core.dot_products import bf16_pair, bf16_pairs_of_neighbours, dot_of_bf16
 from hybridc.schedules.cpu.low_precision.amx_matmul import accepts_tile_product, schedule_tile_product
 from hybridc.schedules.cpu.low_precision.bf16_storage import without_widening
 from hybridc.schedules.cpu.low_precision.vnni_matmul import schedule_vnni_product
@@ -20,7 +20,7 @@ def bf16_matmul(request: Request) -> Scheduled | None:
     """Accepts what `matmul` does, with a B that is a parameter of two axes, if bf16 is asked for. Tiling: see
     `vnni_matmul.py`, and `amx_matmul.py` where there are tiles.
     """
-    product, dot = read_bf16_product(request), dot_of(BF16, request.target.isa)
+    product, dot = read_bf16_product(request), dot_of_bf16(request.target.isa)
     if product is None or dot is None:
         return None
     name = bf16_matmul.__name__

@@ -25,7 +25,7 @@ from hybridc.schedules.cpu.core.dot_products import (
     bf16_pair,
     bf16_pairs_of,
     bf16_pairs_of_neighbours,
-    dot_of,
+    dot_of_bf16,
 )
 from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
@@ -186,7 +186,7 @@ def bf16_conv1d_wgrad(request: Request) -> Scheduled | None:
     Tiling: see the module's docstring; on vectors 8 outputs x 3 taps of 16 channels. Tasks are ranges of
     blocks, whose sums are added up at the end.
     """
-    wgrad, dot = read_wgrad(request), dot_of(BF16, request.target.isa)
+    wgrad, dot = read_wgrad(request), dot_of_bf16(request.target.isa)
     if wgrad is None or dot is None:
         return None
     plan = Bf16Wgrad1d(wgrad, request.target.isa, request.threads)

@@ -13,7 +13,12 @@ from functools import partial
 from tvm import ir, tirx
 
 from hybridc.options import BF16
-from hybridc.schedules.cpu.core.dot_products import bf16_pair, bf16_pairs_of, bf16_pairs_of_neighbours, dot_of
+from hybridc.schedules.cpu.core.dot_products import (
+    bf16_pair,
+    bf16_pairs_of,
+    bf16_pairs_of_neighbours,
+    dot_of_bf16,
+)
 from hybridc.schedules.cpu.core.micro_kernel import Point, ceil_div, grid, integer, loop, sequence
 from hybridc.schedules.cpu.core.shuffles import COLUMNS, transposed
 from hybridc.schedules.cpu.low_precision.amx import SIDE
@@ -96,7 +101,7 @@ def bf16_conv2d_wgrad(request: Request) -> Scheduled | None:
 
     Tiling: that of `bf16_wgrad1d.py`.
     """
-    wgrad, dot = read_wgrad(request), dot_of(BF16, request.target.isa)
+    wgrad, dot = read_wgrad(request), dot_of_bf16(request.target.isa)
     if wgrad is None or dot is None:
         return None
     plan = Bf16Wgrad2d(wgrad, request.target.isa, request.threads)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from tvm import ir, tirx
-
-from hybridc.options import INT8
-from hybridc.schedules.cpu.core.dot_products import dot_of, int8_quad, unsigned_quads
+from hybridc.schedules.cpu.core.dot_products import dot_of_int8
 from hybridc.schedules.cpu.core.nest import adds_128, read_integer_contraction
 from hybridc.schedules.cpu.low_precision.amx_matmul import accepts_tile_product, schedule_tile_product
-from hybridc.schedules.cpu.low_precision.vnni_matmul import PACKED_AT_ONCE, schedule_vnni_product
+from hybridc.schedules.cpu.low_precision.vnni_matmul import schedule_vnni_product
 from hybridc.schedules.cpu.matmul.read import is_constant_matrix, read_product
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
@@ -19,28 +16,16 @@ def int8_matmul(request: Request) -> Scheduled | None:
 
     Tiling: see `vnni_matmul.py`, and `amx_matmul.py` where there are tiles. Where packed lanes are made,
     signed numbers become unsigned."""
-    product, dot = read_product(request.function, read_integer_contraction), dot_of(INT8, request.target.isa)
-    if (
-        product is None
-        or dot is None
-        or product.multiply_adds == 0
-        or not is_constant_matrix(request, product)
-    ):
+    product, dot = read_product(request.function, read_integer_contraction), dot_of_int8(request.target.isa)
+    if product is None or product.multiply_adds == 0 or not is_constant_matrix(request, product):
         return None
     if not product.left.source.same_as(product.contraction.left.source):
         return None
     is_signed = str(product.left.source.dtype) == "int8"
     if is_signed and not adds_128(product.contraction):
         return None  # packed lanes are unsigned
-
-    def unsigned(words: ir.Expr) -> ir.Expr:
-        return unsigned_quads(words) if is_signed else words
-
-    def vector(numbers: ir.Expr) -> ir.Expr:
-        return unsigned(tirx.reinterpret(f"int32x{PACKED_AT_ONCE}", numbers))
-
     name = int8_matmul.__name__
     schedule = (
         schedule_tile_product if accepts_tile_product(product, request.target.isa) else schedule_vnni_product
     )
-    return schedule(request, product, dot, name, lambda quad: unsigned(int8_quad(quad)), vector)
+    return schedule(request, product, dot, name, dot.int8_group, dot.int8_groups)

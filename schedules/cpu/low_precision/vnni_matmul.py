@@ -1,7 +1,8 @@
 """What matrix products of bf16 and of 8-bit numbers share: VNNI packing of A, panels of B, and the loops.
 
 VNNI-packed means that two bf16 or four 8-bit numbers, neighbours in k, lie in one 32-bit lane of a register:
-an instruction multiplies all of a lane's numbers with those of another one and adds the products up.
+an instruction multiplies all of a lane's numbers with those of another one and adds the products up. Where
+no instruction does so with bytes, a lane holds two, extended to 16 bits (`dot_products.py`).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def schedule_vnni_product(
     A is packed in front of the product, in a buffer of its own: that is a pass over it, and the
     product reads each element once for every panel. A that is packed is read in its place.
     """
-    tiles = rank_direct_tiles(request, product)[:OFFERED]
+    tiles = rank_direct_tiles(request, product, dot.tiling_isa(request.target.isa))[:OFFERED]
     ranked = {f"{tile.rows}x{tile.width}": tile for _, tile in tiles}
     tile = pick(request, ranked)
     words = tirx.decl_buffer((product.rows, ceil_div(product.depth, dot.group_size)), "int32", "words")
@@ -71,7 +72,7 @@ def schedule_vnni_product(
 
 def is_vnni_packed(product: Product, dot: Dot) -> bool:
     """Whether rows of A are packed lanes: of numbers as the instructions take them, side by side."""
-    narrow = str(product.left.source.dtype) in ("uint16", "uint8")
+    narrow = str(product.left.source.dtype) == ("uint8" if dot.has_bytes else "uint16")
     return narrow and product.depth % dot.group_size == 0 and product.left.indices[-1].same_as(product.k)
 
 
@@ -92,7 +93,7 @@ def _panels(
     assert position is not None
     width = panel_width(request, tile)
     packing = panel_packing(product, width, dot)
-    weight = packed_weight(request, position, packing, f"packed_{product.right.source.name}")
+    weight = packed_weight(request, position, packing, f"packed_{product.right.source.name}", dot.right_dtype)
     panels = Panels(
         weight.params,
         lambda b, k, panel, lane: tirx.BufferLoad(weight.buffer, [panel, k, lane]),

@@ -41,6 +41,7 @@ from hybridc.schedules.cpu.matmul.strassen import accepts_strassen, strassen, st
 from hybridc.schedules.packing import Packing
 from hybridc.schedules.padding.rows import ROW, named, opaque
 from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
+from hybridc.targets import Isa
 
 TASKS = 32
 """Tasks that a product is cut into if its size allows: enough for few threads to share
@@ -105,7 +106,7 @@ def _ranked(request: Request, product: Product) -> dict[str, tuple[_Scheme, Tile
     isa, rows, columns, depth = request.target.isa, product.rows, product.columns, product.depth
     found = [
         (steps * depth, f"{tile.rows}x{tile.width}", direct, tile)
-        for steps, tile in rank_direct_tiles(request, product)[:OFFERED]
+        for steps, tile in rank_direct_tiles(request, product, isa)[:OFFERED]
     ]
     halved = [
         (strassen_cost(product, steps), f"strassen {tile.rows}x{tile.width}", _by_strassen, tile)
@@ -118,7 +119,7 @@ def _ranked(request: Request, product: Product) -> dict[str, tuple[_Scheme, Tile
     return {label: (scheme, tile) for _, label, scheme, tile in found}
 
 
-def rank_direct_tiles(request: Request, product: Product) -> list[tuple[float, Tile]]:
+def rank_direct_tiles(request: Request, product: Product, isa: Isa) -> list[tuple[float, Tile]]:
     """Tiles for all multiply-adds, with their predicted time for each step of the reduction, the least first.
 
     A product of fewer tiles than threads leaves some threads idle.
@@ -128,7 +129,7 @@ def rank_direct_tiles(request: Request, product: Product) -> list[tuple[float, T
         tiles = product.batches * ceil_div(product.rows, tile.rows) * ceil_div(product.columns, tile.columns)
         return idleness(tiles, request.threads)
 
-    ranked = rank_gemm_tiles(request.target.isa, product.rows, product.columns)
+    ranked = rank_gemm_tiles(isa, product.rows, product.columns)
     return sorted(((steps * idle(tile), tile) for steps, tile in ranked), key=lambda pair: pair[0])
 
 

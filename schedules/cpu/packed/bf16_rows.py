@@ -15,7 +15,7 @@ from hybridc.schedules.cpu.core.dot_products import (
     Dot,
     bf16_is_faster,
     bf16_pairs_of_neighbours,
-    dot_of,
+    dot_of_bf16,
 )
 from hybridc.schedules.cpu.core.micro_kernel import PARALLEL_WORK, grid, integer
 from hybridc.schedules.cpu.low_precision.amx import SIDE
@@ -35,7 +35,7 @@ def bf16_dot(packed: Packed, request: Request) -> Dot | None:
     Few rows wait for memory, not for multiply-adds: they stay as they are.
     """
     isa = request.target.isa
-    dot = dot_of(BF16, isa)
+    dot = dot_of_bf16(isa)
     if request.precision != BF16 or dot is None or packed.rows <= FEW_ROWS:
         return None
     if not bf16_is_faster(isa, request.bf16_speedup):

@@ -14,8 +14,7 @@ from functools import reduce
 
 from tvm import ir, tirx
 
-from hybridc.options import INT8
-from hybridc.schedules.cpu.core.dot_products import Dot, dot_of
+from hybridc.schedules.cpu.core.dot_products import Dot, dot_of_int8
 from hybridc.schedules.cpu.core.micro_kernel import (
     PARALLEL_WORK,
     Tile,
@@ -42,6 +41,7 @@ from hybridc.schedules.cpu.packed.instructions import (
 from hybridc.schedules.cpu.packed.read import Packed
 from hybridc.schedules.packing import Packing
 from hybridc.schedules.rule import Request
+from hybridc.targets import Isa
 
 _BYTES = 4
 """Of a word: codes of the lower bits are one quad of k, those of the upper bits another one."""
@@ -124,7 +124,7 @@ def rounded_rows(packed: Packed, request: Request) -> RoundedProduct:
         tirx.decl_buffer((packed.rows, packed.blocks), "float32", "steps"),
         tirx.decl_buffer((packed.rows, packed.blocks), "int32", "totals"),
     )
-    kernel = _Kernel(packed, codes, rows, _tile(packed, request), dot_of(INT8, isa))
+    kernel = _Kernel(packed, codes, rows, _tile(packed, request), _dot(isa))
     body = grid((packed.panels,), lambda at: _panel(kernel, at[0]), parallel=True)
     stages = [within(_rounded(packed, rows, isa.lanes())), within(body)]
     if kernel.dot is not None:
@@ -132,6 +132,12 @@ def rounded_rows(packed: Packed, request: Request) -> RoundedProduct:
     return RoundedProduct(
         tuple(parameters), stages, [rows.words, rows.steps, rows.totals], ((position, packing),)
     )
+
+
+def _dot(isa: Isa) -> Dot | None:
+    """How words are multiplied in one instruction; of pairs of int16 the codes would be extended first."""
+    dot = dot_of_int8(isa)
+    return dot if dot.has_bytes else None
 
 
 def _position(packed: Packed, request: Request) -> int | None:
@@ -149,7 +155,7 @@ def _tile(packed: Packed, request: Request) -> Tile:
     sums = (isa.vector_registers - _SPARE_REGISTERS) // 2
     if packed.rows > FEW_ROWS and sums >= 2 * _ROWS_OF_PAIRS and packed.width % (2 * lanes) == 0:
         # sums of 16 bits need registers, too
-        most = _ROWS_OF_PAIRS if dot_of(INT8, isa) is None else _ROWS_OF_PAIRS + 1
+        most = _ROWS_OF_PAIRS if _dot(isa) is None else _ROWS_OF_PAIRS + 1
         return Tile(_evenly(packed.rows, most), 1, 2, lanes)
     rows = _evenly(packed.rows, min(sums, FEW_ROWS))
     vectors = max(v for v in (1, 2, 4) if v == 1 or (v * rows <= sums and v * lanes <= packed.width))

@@ -8,7 +8,7 @@ import pytest
 import tvm
 from tvm import tirx
 
-from hybridc.schedules.cpu.core.dot_products import bf16_pair, bf16_pairs_of_neighbours, dot_of
+from hybridc.schedules.cpu.core.dot_products import bf16_pair, bf16_pairs_of_neighbours, dot_of_bf16
 from hybridc.schedules.cpu.core.micro_kernel import integer, loop
 from hybridc.schedules.rule import Scheduled
 from tests.schedules.cpu.conftest import Harness
@@ -40,7 +40,7 @@ def test_words_hold_the_nearest_even_numbers(isa, by_vector):
         pair = [tirx.BufferLoad(x, [i * integer(2) + integer(k)]) for k in (0, 1)]
         return tirx.BufferStore(y, bf16_pair(*pair), [i])
 
-    dot = dot_of("bf16", harness.isa)
+    dot = dot_of_bf16(harness.isa)
     assert dot is not None
     body = dot.within(loop(4, vector) if by_vector else loop(32, word))
     kernel = harness.compile(Scheduled(tirx.PrimFunc([x, y], body), "test"))

@@ -9,7 +9,7 @@ import pytest
 import tvm
 from tvm import tirx
 
-from hybridc.schedules.cpu.core.dot_products import Dot, dot_of
+from hybridc.schedules.cpu.core.dot_products import Dot, dot_of_bf16, dot_of_int8
 from hybridc.schedules.cpu.core.micro_kernel import integer
 from hybridc.schedules.cpu.low_precision.amx import LEFT, RIGHT, SIDE, Address, tile_unit, with_tiles
 from hybridc.schedules.rule import Scheduled
@@ -66,7 +66,7 @@ def test_bf16_numbers_are_multiplied_and_added_up(tiles):
     rng = np.random.default_rng(1)
     left = rounded(rng.standard_normal((SIDE, 2 * SIDE)).astype("f4"))
     right = rounded(rng.standard_normal((2 * SIDE, SIDE)).astype("f4"))
-    dot = dot_of("bf16", tiles.isa)
+    dot = dot_of_bf16(tiles.isa)
     assert dot is not None
     sums = product(tiles, dot, words(left), words(pairs_below_each_other(right))).view("f4")
     np.testing.assert_allclose(sums, 2 * left.astype("f8") @ right, rtol=1e-5, atol=1e-5)
@@ -76,7 +76,7 @@ def test_bytes_are_unsigned_on_the_left_and_signed_on_the_right(tiles):
     rng = np.random.default_rng(2)
     left = rng.integers(0, 255, (SIDE, 4 * SIDE), "u1", endpoint=True)
     right = rng.integers(-128, 127, (4 * SIDE, SIDE), "i1", endpoint=True)
-    dot = dot_of("int8", tiles.isa)
+    dot = dot_of_int8(tiles.isa)
     assert dot is not None
     below = np.ascontiguousarray(right.reshape(SIDE, 4, SIDE).transpose(0, 2, 1))
     sums = product(tiles, dot, left.view("i4"), below.reshape(SIDE, 4 * SIDE).view("i4"))
