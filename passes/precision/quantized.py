@@ -5,20 +5,23 @@
 for 8-bit numbers x and w: the sum of products is int32 and exact, z_x times the sum of w is known at
 compile time, and scales, bias, activation and requantization are an epilogue. (Jacob et al.,
 "Quantization and training of neural networks for efficient integer-arithmetic-only inference", CVPR 2018.)
-These are rules of stage `layout`, for `--precision int8`. Beside a GPU tensors keep their plain layout, and
-only what its tensor cores multiply is rewritten, in front of fusion (`multiply_integers`).
+These are rules of stage `layout`, in float32, too, since such sums are exact. Beside a GPU tensors keep
+their plain layout, and only with `--precision int8` what its tensor cores multiply is rewritten, in front of
+fusion (`multiply_integers`).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from tvm import relax
 
 from hybridc.passes.layout.layout import Rule, apply_rules, conv_window_of
+from hybridc.passes.layout.operators import blocked_conv2d
 from hybridc.passes.layout.state import Blocked, Layout, lanes_of
 from hybridc.passes.layout.training_functions import NARROW_INPUT
 from hybridc.passes.layout.weights import ConvWeight
@@ -30,8 +33,10 @@ from hybridc.passes.precision.integer_functions import (
 )
 from hybridc.passes.program.dequantized import dequantized
 from hybridc.passes.program.program import Program, is_op, tensor_dtype, tensor_shape
+from hybridc.schedules.cpu.low_precision.int8_conv2d import floats_are_faster
 from hybridc.schedules.cuda.tensor_core.tensor_core import SMALLEST_SIDE
-from hybridc.targets import Isa
+from hybridc.schedules.rule import Request
+from hybridc.targets import Isa, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,9 @@ def _factor(layout: Layout, var: relax.Expr, axis: int) -> Factor | None:
 # -------------------------------------------------------------------------------------------------- rules
 
 
-def _convolution(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
+def _convolution(
+    layout: Layout, binding: relax.VarBinding, *, threads: int, winograd: bool
+) -> Blocked | None:
     call = binding.value
     if not is_op(call, "nn.conv2d") or int(call.attrs.groups) != 1:
         return None
@@ -119,6 +126,10 @@ def _convolution(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
         found = layout.blocked.get(x.values) or layout.as_blocked(x.values, lanes_of(inputs, layout.isa))
         source, input_lanes = found.var, found.lanes
     packed = ConvWeight(None, w.values).packed(layout, lanes, input_lanes)
+    if winograd and input_lanes is not None:
+        floats = blocked_conv2d(tensor_shape(source), tensor_shape(packed), window)
+        if floats_are_faster(Request(floats, frozenset([1]), Target((), layout.isa), threads=threads)):
+            return None
     # without padding kernels of all zero points are one
     padding = x.zero if any(window.padding) else 0
     key = tensor_shape(source), tensor_shape(packed), window, tensor_dtype(source), padding
@@ -239,8 +250,23 @@ def _known(layout: Layout, binding: relax.VarBinding) -> relax.Var | None:
     return layout.builder.weight(value.reshape(tensor_shape(binding.var)), binding.var.name)
 
 
-QUANTIZED_RULES: tuple[Rule, ...] = (_known, _convolution, _matmul, _blocked_conversion)
 _PLAIN_RULES: tuple[Rule, ...] = (_known, _plain_convolution, _plain_matmul)
+
+
+def quantized_rules(threads: int, *, winograd: bool) -> tuple[Rule, ...]:
+    """Rules for `choose_layout`, in front of its own, for kernels that so many threads share.
+
+    With `winograd` convolutions stay in float32 that are faster so; weights are dequantized when compiling.
+    """
+    return (_known, partial(_convolution, threads=threads, winograd=winograd), _matmul, _blocked_conversion)
+
+
+def has_quantized_tensors(program: Program) -> bool:
+    """Whether anything is dequantized from 8 bits."""
+    return any(
+        is_op(binding.value, "dequantize") and tensor_dtype(binding.value.args[0]) in ("uint8", "int8")
+        for binding in program.bindings
+    )
 
 
 def multiply_integers(program: Program, isa: Isa) -> Program:

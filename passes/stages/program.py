@@ -31,7 +31,7 @@ from hybridc.passes.precision.precision import (
     reduce_precision,
     reduce_step_precision,
 )
-from hybridc.passes.precision.quantized import QUANTIZED_RULES, multiply_integers
+from hybridc.passes.precision.quantized import has_quantized_tensors, multiply_integers, quantized_rules
 from hybridc.passes.precision.requantize import requantize
 from hybridc.passes.precision.wide_program import in_float32
 from hybridc.progress import Progress
@@ -55,10 +55,11 @@ def choose_cpu_layout(c: ImportedNetwork, _: Progress) -> ImportedNetwork:
     options = c.job.options
     if options.target.has_gpu:
         return c
-    if options.precision != INT8:
-        return replace(c, program=choose_layout(c.program, options.target.isa))
-    blocked = choose_layout(c.program, options.target.isa, QUANTIZED_RULES)
-    return replace(c, program=requantize(blocked))
+    isa = options.target.isa
+    if options.precision not in (FP32, INT8) or not has_quantized_tensors(c.program):
+        return replace(c, program=choose_layout(c.program, isa))
+    rules = quantized_rules(options.cpu_threads, winograd=options.fast_algorithms)
+    return replace(c, program=requantize(choose_layout(c.program, isa, rules)))
 
 
 def fuse_network(c: ImportedNetwork, _: Progress) -> FusedNetwork:

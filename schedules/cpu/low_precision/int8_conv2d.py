@@ -8,13 +8,21 @@ from functools import partial
 from tvm import ir, sym, tirx
 
 from hybridc.schedules.cpu.conv2d_blocked.conv2d_blocked import schedule_blocked
-from hybridc.schedules.cpu.conv2d_blocked.read import BlockedConvolution, blocked_convolution
+from hybridc.schedules.cpu.conv2d_blocked.read import (
+    BlockedConvolution,
+    blocked_convolution,
+    read_blocked_convolution,
+)
 from hybridc.schedules.cpu.conv2d_blocked.task import Pass, Place, copy_rows
 from hybridc.schedules.cpu.core.dot_products import Dot, dot_of_int8
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div, integer
 from hybridc.schedules.cpu.core.nest import read_integer_contraction, substitute
 from hybridc.schedules.cpu.low_precision.amx_conv2d import Pack, accepts_tiles, schedule_tiles
+from hybridc.schedules.cpu.winograd.winograd import direct_cost, least_cost
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
+
+_PAIRS_SPEEDUP = 1.45
+"""Of pairs of int16 over multiply-adds of floats, from the cache, on a Zen 3."""
 
 
 @schedule_rule(family="conv2d")
@@ -38,6 +46,20 @@ def int8_conv2d(request: Request) -> Scheduled | None:
         pack = Pack(dot.int8_group, dot.int8_groups, filler)
         return schedule_tiles(request, words, int8_conv2d.__name__, pack)
     return schedule_blocked(request, words, int8_conv2d.__name__, partial(_rows, dot=dot, filler=filler))
+
+
+def floats_are_faster(request: Request) -> bool:
+    """Whether Winograd's algorithm in float32 is predicted to take less time than multiplying integers.
+
+    `request` is for the convolution in float32, of blocked data. With instructions for bytes it never is:
+    they do four times the multiply-adds of floats.
+    """
+    isa = request.target.isa
+    conv = None if dot_of_int8(isa).has_bytes else read_blocked_convolution(request)
+    cost = None if conv is None else least_cost(conv, isa, request.threads)
+    return (
+        conv is not None and cost is not None and _PAIRS_SPEEDUP * cost < direct_cost(conv, request.threads)
+    )
 
 
 def _padding(conv: BlockedConvolution) -> int:
