@@ -43,9 +43,14 @@ def suite_feeds(model: onnx.ModelProto) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The processor's name as the kernel tells it."""
-    match = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return match.group(1) if match else platform.processor()
+    """The processor's name as the kernel tells it, and its family and model: virtual machines leave out the
+    number in the name."""
+    fields = dict(
+        re.findall(r"^(\w[\w ]*\w)\s*:[ \t]*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    )
+    if "model name" not in fields:
+        return platform.processor()
+    return f"{fields['model name']} (family {fields.get('cpu family')}, model {fields.get('model')})"
 
 
 def write_result(name: str, rows: list[dict[str, Any]]) -> Path:

@@ -10,7 +10,7 @@ one disturb another; rounds of all engines alternate, figures are medians over a
 timed, the outputs of all engines have to agree. The peers are onnxruntime and OpenVINO, and the faster one
 counts. For the target avx2 OpenVINO is held to AVX2, which onnxruntime cannot be: it is a peer there only on
 a processor without AVX-512. Drawn networks are of random sizes (`drawn/`); int8 ones are compiled for
-AVX-512's VNNI instructions, or for AMX with `--isa amx`. Let nothing else run on the machine: with `--busy`
+AVX-512's VNNI instructions with `--isa avx512`. Let nothing else run on the machine: with `--busy`
 so many processes compute meanwhile, as other programs of a user would. Exits with 1 if outputs disagree or an
 engine fails; such a model is left out.
 """
@@ -251,15 +251,16 @@ def _scaled_error(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Geometric mean and worst of the ratios; median and least percentages of the kernels."""
-    ratios = {row["model"]: row["ratio"] for row in rows if row["table"] == "models"}
-    worst = min(ratios, key=lambda name: ratios[name])
+    # one network may be drawn twice
+    ratios = [(row["ratio"], row["model"]) for row in rows if row["table"] == "models"]
+    worst, worst_model = min(ratios)
     lines: list[dict[str, Any]] = [
         {
             "table": "summary",
             "what": "peer's time over ours",
-            "geometric_mean": round(math.exp(statistics.fmean(map(math.log, ratios.values()))), 3),
-            "worst": ratios[worst],
-            "worst_model": worst,
+            "geometric_mean": round(math.exp(statistics.fmean(math.log(ratio) for ratio, _ in ratios)), 3),
+            "worst": worst,
+            "worst_model": worst_model,
         }
     ]
     kernels = [row for row in rows if row["table"] == "kernels"]

@@ -33,7 +33,6 @@ def quantized(name: str, model: str, **parameters: int) -> Case:
     return Case(
         f"quantized {name}",
         lambda: _quantize(BUILDERS[model](**parameters)),
-        compile_options=("--precision", "int8"),
         targets={"avx512": "avx512_vnni"},
         tolerance=TOLERANCE,
     )

@@ -13,7 +13,7 @@ FAMILIES = {
     "attention": "transformers over 1,000 to 2,000 positions",
     "speech": "speech encoders",
     "depthwise": "7x7 depthwise convolutions, layer norm, GELU",
-    "quantized": "int8 networks (`--precision int8`; for `avx512` by VNNI)",
+    "quantized": "int8 networks (for `avx512` by VNNI)",
     "operators": "single operators: products, convolutions, attention, TopK, prefix sums, layer norm",
 }
 """What `benchmarks/cpu.py --drawn` draws, for readers."""
