@@ -329,20 +329,21 @@ def _positions(nest: Nest, left: tirx.Var, right: tirx.Var) -> Factors | str:
     return Factors(positions[0], positions[1])
 
 
-def mark_integers(program: Program) -> Program:
+def mark_integers(program: Program, *, with_notes: bool = True) -> Program:
     """Mark functions that multiply integers.
 
     Requires: `program` fused, after the rules of `passes/precision/quantized.py`.
     Ensures: functions that sum products have the attribute PRECISION if they multiply 8-bit integers, else
-    PRECISION_NOTE.
+    PRECISION_NOTE, unless there are to be no notes.
     Raises: nothing of its own.
     """
     functions = {g.name_hint: f for g, f in program.functions.items()}
+    if not with_notes and not any("int8_" in name for name in functions):
+        return program
     products = {name for name, function in functions.items() if adds_up_products(function)}
     integers = {name for name in products if read_integer_contraction(functions[name]) is not None}
-    notes = dict.fromkeys(
-        products - integers, "the factors are not both quantized, or no int8 kernel computes this"
-    )
+    floats = products - integers if with_notes else ()
+    notes = dict.fromkeys(floats, "the factors are not both quantized, or no int8 kernel computes this")
     return marked(program, INT8, integers, notes)
 
 

@@ -100,6 +100,8 @@ def reduce_network_precision(c: FusedNetwork, _: Progress) -> FusedNetwork:
     options, program, halved, rounded = c.job.options, c.program, frozenset[str](), frozenset[relax.Var]()
     if options.precision == INT8:
         program = mark_integers(program)
+    elif options.precision == FP32 and not options.target.has_gpu:
+        program = mark_integers(program, with_notes=False)
     elif options.trains_in_bf16 and options.target.has_gpu:
         program, rounded = reduce_gpu_step_precision(
             program, options.target, options.machine.gpu, winograd=options.fast_algorithms

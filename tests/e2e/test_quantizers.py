@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 import hybridc
 from hybridc.compiler import plan_model
 from hybridc.machine import load_machine
-from hybridc.options import INT8, CompileOptions
+from hybridc.options import FP32, INT8, CompileOptions
 from hybridc.targets import parse_target
 from tests.support.exact_reference import exact_session
 
@@ -233,7 +233,8 @@ def test_weights_in_blocks(tmp_path: Path, bits: int, is_symmetric: bool) -> Non
 
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])
 def test_quantized_operators_become_kernels_in_integers(tmp_path: Path, form: str) -> None:
-    """All products but the depthwise convolution, whichever way they are written."""
+    """All products but the depthwise convolution, whichever way they are written; asked for or not."""
     model = statically(convolutions(), tmp_path, form, per_channel=True)
-    planned = plan_model(model, CompileOptions(target=parse_target("amx"), precision=INT8))
-    assert sum(kernel.precision == "int8" for kernel in planned.graphs[0].kernels) == 4
+    for precision in (FP32, INT8):
+        planned = plan_model(model, CompileOptions(target=parse_target("amx"), precision=precision))
+        assert sum(kernel.precision == "int8" for kernel in planned.graphs[0].kernels) == 4

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from hybridc.ir import Device
-from hybridc.passes.layout.operators import ConvWindow
+from hybridc.passes.layout.operators import ConvWindow, blocked_conv2d
 from hybridc.passes.precision.integer_functions import int8_conv2d as convolution
 from hybridc.passes.precision.integer_functions import int8_matmul as product
 from hybridc.passes.precision.integer_functions import int8_plain_conv2d as plain_convolution
-from hybridc.schedules.cpu.low_precision.int8_conv2d import int8_conv2d
+from hybridc.schedules.cpu.low_precision.int8_conv2d import floats_are_faster, int8_conv2d
 from hybridc.schedules.cpu.low_precision.int8_matmul import int8_matmul
 from hybridc.schedules.rule import Request
 from hybridc.schedules.select import schedule
@@ -117,6 +117,24 @@ def test_floats_are_multiplied_where_the_right_factor_is_not_constant(shapes, dt
     assert scheduled.rule in ("matmul", "skinny_gemm")
     (result,) = harness.run(function, scheduled, [a, b])
     np.testing.assert_array_equal(result, a.astype("i8") @ b.astype("i8"))
+
+
+@pytest.mark.parametrize(
+    ("isa", "kernel", "stride", "faster"),
+    [
+        ("avx2", 3, 1, True),
+        ("avx512", 3, 1, True),
+        ("avx2_vnni", 3, 1, False),
+        ("avx2", 3, 2, False),
+        ("avx2", 1, 1, False),
+    ],
+)
+def test_winograd_in_floats_is_faster_only_than_extended_bytes(isa, kernel, stride, faster):
+    pad = kernel // 2
+    window = ConvWindow((stride, stride), (pad, pad, pad, pad), (1, 1))
+    function = blocked_conv2d((1, 8, 28, 28, 8), (8, 8, kernel, kernel, 8, 8), window)
+    request = Request(function, frozenset([1]), Target((), ISAS[isa]), threads=2)
+    assert floats_are_faster(request) == faster
 
 
 def test_signed_bytes_that_stay_signed_are_no_packed_lanes(narrow):
