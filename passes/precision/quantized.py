@@ -5,9 +5,8 @@
 for 8-bit numbers x and w: the sum of products is int32 and exact, z_x times the sum of w is known at
 compile time, and scales, bias, activation and requantization are an epilogue. (Jacob et al.,
 "Quantization and training of neural networks for efficient integer-arithmetic-only inference", CVPR 2018.)
-These are rules of stage `layout`, in float32, too, since such sums are exact. Beside a GPU tensors keep
-their plain layout, and only with `--precision int8` what its tensor cores multiply is rewritten, in front of
-fusion (`multiply_integers`).
+These are rules of stage `layout`. Beside a GPU tensors keep their plain layout, and only what its tensor
+cores multiply is rewritten, in front of fusion (`multiply_integers`).
 """
 
 from __future__ import annotations

@@ -56,10 +56,16 @@ def choose_cpu_layout(c: ImportedNetwork, _: Progress) -> ImportedNetwork:
     if options.target.has_gpu:
         return c
     isa = options.target.isa
-    if options.precision not in (FP32, INT8) or not has_quantized_tensors(c.program):
+    if not _multiplies_integers(c):
         return replace(c, program=choose_layout(c.program, isa))
     rules = quantized_rules(options.cpu_threads, winograd=options.fast_algorithms)
     return replace(c, program=requantize(choose_layout(c.program, isa, rules)))
+
+
+def _multiplies_integers(c: ImportedNetwork) -> bool:
+    """Whether products of what a quantizer wrote are to be made of integers: in float32, too, since their
+    sums are exact."""
+    return c.job.options.precision in (FP32, INT8) and has_quantized_tensors(c.program)
 
 
 def fuse_network(c: ImportedNetwork, _: Progress) -> FusedNetwork:
@@ -67,7 +73,7 @@ def fuse_network(c: ImportedNetwork, _: Progress) -> FusedNetwork:
     target = c.job.options.target
     # not before the network is tiled: tiles are those of its operators
     whole, precision = c.program, c.job.options.precision
-    if target.has_gpu and precision == INT8:
+    if target.has_gpu and _multiplies_integers(c):
         whole = multiply_integers(whole, target.isa)
     if target.has_gpu:
         is_narrow = bool(c.narrow.nodes) or precision == FP16 or c.job.options.trains_in_bf16
@@ -100,7 +106,7 @@ def reduce_network_precision(c: FusedNetwork, _: Progress) -> FusedNetwork:
     options, program, halved, rounded = c.job.options, c.program, frozenset[str](), frozenset[relax.Var]()
     if options.precision == INT8:
         program = mark_integers(program)
-    elif options.precision == FP32 and not options.target.has_gpu:
+    elif options.precision == FP32:
         program = mark_integers(program, with_notes=False)
     elif options.trains_in_bf16 and options.target.has_gpu:
         program, rounded = reduce_gpu_step_precision(
