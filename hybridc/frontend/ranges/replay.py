@@ -35,6 +35,11 @@ _NONE = -1
 """In place of an operand that is left out."""
 _EQUAL_SHAPES = frozenset({"Expand", "Reshape"})
 """Operators that folding drops where they change nothing."""
+_SHAPE_ARITHMETIC = frozenset(
+    {"Add", "Concat", "Div", "Gather", "Mul", "Slice", "Squeeze", "Sub", "Unsqueeze"}
+)
+"""Operators that make few numbers of few: to compute them at once takes less than to infer what comes of
+them."""
 _NOT_REPLAYED = frozenset({"CastLike", "ConcatFromSequence", "Constant", "SplitToSequence"})
 """Operators of which folding knows more than onnx's own evaluation."""
 
@@ -198,6 +203,10 @@ class Tape:
     def _computed(
         self, key: Hashable, kind: _Kind, operands: Sequence[_Fact | None], *, is_known: bool
     ) -> list[_Fact] | None:
+        if is_known and kind.operator[1] in _SHAPE_ARITHMETIC and all(map(_is_few, operands)):
+            array = self._evaluated(kind, operands)
+            if array is not None:
+                return [_Fact(ir.DataType.from_numpy(array.dtype), array.shape, array.tobytes())]
         results = answer(kind.question(operands))
         if results is None:
             return None
@@ -230,13 +239,21 @@ class Tape:
             o is not None and o.content is None for o in operands
         ):
             return None
-        arrays = [None if each is None else each.array() for each in operands]
         if kind.fill is not None:
             dtype, fill = kind.fill
             return np.full(result.shape, np.frombuffer(fill, dtype.numpy())[0], dtype.numpy())
+        return self._evaluated(kind, operands)
+
+    @staticmethod
+    def _evaluated(kind: _Kind, operands: Sequence[_Fact | None]) -> np.ndarray | None:
+        arrays = [None if each is None else each.array() for each in operands]
         with np.errstate(all="ignore"):
             made = folding._reference_evaluator.evaluate(*kind.operator, *arrays, **kind.values)
         return made if isinstance(made, np.ndarray) else None
+
+
+def _is_few(fact: _Fact | None) -> bool:
+    return fact is None or (fact.content is not None and math.prod(fact.shape) <= MOST_READ)
 
 
 def _kind(node: ir.Node, version: int) -> _Kind | None:
