@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import marshal
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -124,6 +124,7 @@ _SHAPING = {
     "tirx.PrimFunc": {"attrs", "ret_type"},
 }
 """Fields below which numbers shape code."""
+_NUMBERS = frozenset({"int", "ir.IntImm"})
 _INTEGERS = frozenset({"int32", "int64", "uint64"})
 _TRUNCATING = {"prim.FloorDiv": "prim.Div", "prim.FloorMod": "prim.Mod"}
 _DIVISIONS = frozenset({*_TRUNCATING, *_TRUNCATING.values()})
@@ -154,19 +155,24 @@ def families(functions: Mapping[str, tirx.PrimFunc]) -> tuple[Family, ...]:
     in the order of the functions. All functions are `flattened`.
     """
     flat = flattened(functions)
-    alike: dict[str | bytes, dict[str, _Form]] = defaultdict(dict)
+    alike: dict[str | bytes, dict[str, _Form | None]] = defaultdict(dict)
     with uncollected():  # a third of the time otherwise
-        for name, function in flat.items():
-            form = _form(function)
-            alike[form.skeleton or name][name] = form
+        read = {name: _read(function) for name, function in flat.items()}
+        counts = {name: _counts(nodes) for name, nodes in read.items()}
+        often = Counter(counts.values())
+        for name, nodes in read.items():
+            # what has other nodes than any other needs no look at its numbers
+            form = _form(nodes) if often[counts[name]] > 1 else None
+            alike[name if form is None else form.skeleton][name] = form
         return tuple(_family(flat, forms) for forms in alike.values())
 
 
-def _family(functions: Mapping[str, tirx.PrimFunc], forms: Mapping[str, _Form]) -> Family:
-    name, form = next(iter(forms.items()))
-    if len(forms) == 1:
+def _family(functions: Mapping[str, tirx.PrimFunc], forms: Mapping[str, _Form | None]) -> Family:
+    known = [form for form in forms.values() if form is not None]
+    name, form = next(iter(forms)), next(iter(known), None)
+    if form is None or len(known) == 1:
         return Family(functions[name], {name: ()})
-    columns = list(zip(*(each.numbers for each in forms.values()), strict=True))
+    columns = list(zip(*(each.numbers for each in known), strict=True))
     first: dict[tuple[str, tuple[int, ...]], int] = {}
     parameters = {
         index: first.setdefault((form.dtype(index), column), index)
@@ -175,7 +181,8 @@ def _family(functions: Mapping[str, tirx.PrimFunc], forms: Mapping[str, _Form]) 
     }
     function = form.with_parameters(parameters).with_attrs(dict(functions[name].attrs))
     members = {
-        member: tuple(each.numbers[index] for index in first.values()) for member, each in forms.items()
+        member: tuple(each.numbers[index] for index in first.values())
+        for member, each in zip(forms, known, strict=True)
     }
     return Family(function.with_attr("global_symbol", f"{name}_family"), members)
 
@@ -190,7 +197,7 @@ class _Form:
     """Of the numbers that do not shape code."""
     numbers: list[int]
     skeleton: bytes
-    """The nodes without these numbers; empty if there are nodes that are not known."""
+    """The nodes without these numbers."""
 
     def dtype(self, index: int) -> str:
         """Of a number."""
@@ -214,13 +221,32 @@ class _Form:
         return tirx.PrimFunc(made.params, made.body, made.ret_type)  # its type has the new parameters, too
 
 
-def _form(function: tirx.PrimFunc) -> _Form:
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """A function in TVM's JSON."""
+
+    nodes: list[_Node]
+    root: int
+
+
+def _read(function: tirx.PrimFunc) -> _Nodes:
     read = json.loads(tvm.ir.save_json(function.without_attr("global_symbol")))
-    nodes: list[_Node] = read["nodes"]
+    return _Nodes(read["nodes"], read["root_index"])
+
+
+def _counts(read: _Nodes) -> frozenset[tuple[str, int]]:
+    """How many nodes there are of each kind: the same in all members of a family, but for numbers."""
+    kinds = Counter(node["type"] for node in read.nodes)
+    return frozenset((kind, count) for kind, count in kinds.items() if kind not in _NUMBERS)
+
+
+def _form(read: _Nodes) -> _Form | None:
+    """None if there are nodes that are not known."""
+    nodes = read.nodes
     links = [_links(node) for node in nodes]
-    uses = _uses(nodes, links, read["root_index"])
+    uses = _uses(nodes, links, read.root)
     if any(use and node["type"] not in _KNOWN for node, use in zip(nodes, uses, strict=True)):
-        return _Form([], [], [], b"")
+        return None
     made: list[_Node] = [{"type": "None"}]  # for spans
     hidden = [*made]
     places: list[int] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -59,12 +59,16 @@ class Operand(NamedTuple):
     constant: Constant | None
 
 
+Attributes = tuple[tuple[str, ir.AttributeType, Hashable], ...]
+"""Names, types and values."""
+
+
 class Question(NamedTuple):
     """A node, but for the names of its values."""
 
     operator: tuple[str, str, int]
     """Domain, type and version."""
-    attributes: tuple[tuple[str, ir.AttributeType, Hashable], ...]
+    attributes: Attributes
     operands: tuple[Operand | None, ...]
     results: tuple[bool, ...]
     """Which there are."""
@@ -77,9 +81,13 @@ Answer = tuple[tuple[ir.DataType, ir.Shape | None] | None, ...]
 def inferred(node: ir.Node, version: int) -> Answer | None:
     """Types and dimensions of the node's results, None for those of which nothing is known; None for all if
     inference fails, or is asked of other values than tensors, or of attributes that are tensors or graphs."""
-    since = 0 if node.domain else _INFERRED_SINCE.get(node.op_type, 0)
-    question = _question(node, max(version, since))
-    return None if question is None else _answer(question)
+    question = _question(node, version_asked(node.domain, node.op_type, version))
+    return None if question is None else answer(question)
+
+
+def version_asked(domain: str, operator: str, version: int) -> int:
+    """Of an operator, for what its results are."""
+    return version if domain else max(version, _INFERRED_SINCE.get(operator, 0))
 
 
 _results = dict[Question, np.ndarray]()
@@ -115,12 +123,9 @@ def _is_of_few_numbers(node: ir.Node) -> bool:
 
 
 def _question(node: ir.Node, version: int) -> Question | None:
-    attributes = []
-    for name, attribute in node.attributes.items():
-        if attribute.type not in _SIMPLE or attribute.is_ref():
-            return None
-        value = attribute.value
-        attributes.append((name, attribute.type, tuple(value) if isinstance(value, list | tuple) else value))
+    attributes = simple_attributes(node.attributes)
+    if attributes is None:
+        return None
     operands: list[Operand | None] = []
     for value in node.inputs:
         operand = None if value is None else _operand(value)
@@ -129,7 +134,18 @@ def _question(node: ir.Node, version: int) -> Question | None:
         operands.append(operand)
     results = tuple(bool(value.name) for value in node.outputs)
     operator = (node.domain, node.op_type, version)
-    return Question(operator, tuple(sorted(attributes, key=lambda each: each[0])), tuple(operands), results)
+    return Question(operator, attributes, tuple(operands), results)
+
+
+def simple_attributes(given: Mapping[str, ir.Attr]) -> Attributes | None:
+    """In the order of their names; None if some are tensors or graphs."""
+    attributes = []
+    for name, attribute in given.items():
+        if attribute.type not in _SIMPLE or attribute.is_ref():
+            return None
+        value = attribute.value
+        attributes.append((name, attribute.type, tuple(value) if isinstance(value, list | tuple) else value))
+    return tuple(sorted(attributes, key=lambda each: each[0]))
 
 
 def _operand(value: ir.Value) -> Operand | None:
@@ -150,7 +166,8 @@ def _dims(shape: ir.Shape) -> Dims:
 
 
 @functools.lru_cache(maxsize=_MOST_QUESTIONS)
-def _answer(question: Question) -> Answer | None:
+def answer(question: Question) -> Answer | None:
+    """As `inferred`."""
     domain, operator, version = question.operator
     names = [None if operand is None else f"i{i}" for i, operand in enumerate(question.operands)]
     node = onnx.NodeProto(

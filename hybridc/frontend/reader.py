@@ -84,12 +84,16 @@ def read_model(
         if dimensions:
             interface = interface_of(loaded.proto)
 
-            def shapes_at(sizes: Bucket) -> Mapping[str, Sequence[int]]:
-                return _input_shapes(
-                    loaded, interface, at_bounds(shapes, sizes_by_name, dimensions, sizes), values
-                )
+            def inputs_at(sizes: Bucket) -> Sequence[onnx.ValueInfoProto]:
+                fixed = at_bounds(shapes, sizes_by_name, dimensions, sizes)
+                return _inputs_of(loaded, interface, fixed, values)
 
-            opening = Opening(dimensions, bucket, shapes_at)
+            opening = Opening(
+                dimensions,
+                bucket,
+                lambda sizes: _shapes_of(inputs_at(sizes)),
+                lambda sizes: check_with_inputs(loaded, inputs_at(sizes)),
+            )
         named = fix_values(loaded.proto, loaded.source.name, values, fixed[1])
         return _read(loaded, fixed[0], named, bounds, parameters, refusals or codes.Refusals(), opening)
 
@@ -168,23 +172,25 @@ def _read(
     )
 
 
-def _input_shapes(
+def _inputs_of(
     checked: Loaded,
     interface: onnx.ModelProto,
     fixed: tuple[Mapping[str, FixedShape], Mapping[str, int]],
     values: Mapping[str, np.ndarray],
-) -> Mapping[str, Sequence[int]]:
-    """Shapes of inputs of a model that is checked, once it is checked with other sizes: those that are
-    `fixed`, by input and by dimension. `interface` is what the model's own was, before parameters became
-    inputs."""
+) -> Sequence[onnx.ValueInfoProto]:
+    """Inputs of a model that is checked, at other sizes: those that are `fixed`, by input and by dimension.
+    `interface` is what the model's own was, before parameters became inputs."""
     name, own = checked.source.name, onnx.ModelProto()
     own.CopyFrom(interface)
     known = {value.name for value in own.graph.input}
     own.graph.input.extend(value for value in checked.proto.graph.input if value.name not in known)
     named = fix_values(own, name, values, fixed[1])
     fix_shapes(own, name, fixed[0], named, codes.Refusals())
-    check_with_inputs(checked, own.graph.input)
-    return {v.name: [dim.dim_value for dim in v.type.tensor_type.shape.dim] for v in own.graph.input}
+    return list(own.graph.input)
+
+
+def _shapes_of(inputs: Sequence[onnx.ValueInfoProto]) -> Mapping[str, Sequence[int]]:
+    return {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in inputs}
 
 
 def find_refusals(

@@ -3,6 +3,7 @@ tied weight."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from hybridc.frontend.folding import FoldAndExpand, origin
 from hybridc.frontend.parameters import TRAINING_BATCH_NORM, to_training_form
 from hybridc.frontend.ranges.follow import Folded, follow_sizes
 from hybridc.frontend.ranges.opening import Opening
+from hybridc.frontend.ranges.replay import Tape
 from hybridc.frontend.tensors import leave_unread, put_weights
 from hybridc.frontend.values import constant_array, constant_attribute, static_shape
 from hybridc.sizes import Bucket, listing_remedy
@@ -90,16 +92,21 @@ def simplify(
         )
         if opening is None:
             return _Folding(inlined, name, for_training, refusals).simplified()
-        unfolded = inlined.clone()
+
+        @functools.cache
+        def unfolded() -> ir.Model:
+            return _inlined(model, name, folder, unread, weights, for_training=for_training, is_open=True)
 
         def folded(sizes: Bucket, is_brief: bool) -> ir.Graph:
             """The graph as it first is, constants folded and operators expanded, at these sizes."""
-            shaped = _with_input_shapes(unfolded.clone(), opening.shapes(sizes))
+            opening.check(sizes)
+            shaped = _with_input_shapes(unfolded().clone(), opening.shapes(sizes))
             refusals = codes.Refusals()
             return _Folding(shaped, name, for_training, refusals, is_open=True, is_brief=is_brief).needed()
 
+        tape = None if for_training else Tape.of(inlined, FOLD_INPUT_ELEMENTS, FOLD_OUTPUT_ELEMENTS)
         folding = _Folding(inlined, name, for_training, refusals, is_open=True)
-        folding.follow(opening, folded)
+        folding.follow(opening, folded, tape)
         return folding.simplified()
 
 
@@ -245,10 +252,11 @@ class _Folding:
                 remedy = "train on whole batches alone: give --batch one number"
                 self.refusals.add(ModelError(codes.WRONG_RESULT, what, where=where, remedy=remedy), node)
 
-    def follow(self, opening: Opening, folded: Folded) -> None:
-        """Make inputs with open axes padded values; what is `needed` at other sizes is `folded`."""
+    def follow(self, opening: Opening, folded: Folded, tape: Tape | None) -> None:
+        """Make inputs with open axes padded values; what is `needed` at other sizes is `folded`, or follows
+        from the `tape`."""
         opset, ledger = self.fold.opset, self.fold.ledger
-        follow_sizes(self.needed(), opening, folded, ledger, opset, self.name, self.refusals)
+        follow_sizes(self.needed(), opening, folded, ledger, opset, self.name, self.refusals, tape)
         self.keeps_slices = False
 
     def simplified(self) -> ir.Model:

@@ -17,6 +17,7 @@ from hybridc.frontend.folding import origin
 from hybridc.frontend.inputs.shape_inputs import SHAPE_OPERANDS
 from hybridc.frontend.ranges.compare import Match, matched
 from hybridc.frontend.ranges.opening import Opening
+from hybridc.frontend.ranges.replay import Replay, Tape
 from hybridc.frontend.values import constant_array, static_shape
 from hybridc.sizes import Bucket, listing_remedy, named_text
 
@@ -35,14 +36,22 @@ def follow_sizes(
     opset: int,
     name: str,
     refusals: codes.Refusals,
+    tape: Tape | None = None,
 ) -> None:
     """Append an input for the size of each open dimension, int64[1], and tell the ledger what depends on it.
 
     Requires: the graph is folded at the bucket's largest sizes. It is compared with what is `folded` at each
-    of `opening.samples()` before these. Refuses ModelError HC114 where a node computes with a constant that
-    sizes decide in another way than by a sum; raises HC117 where sizes decide what nodes there are.
+    of `opening.samples()` before these, unless what it is there follows from its `tape`. Refuses ModelError
+    HC114 where a node computes with a constant that sizes decide in another way than by a sum; raises HC117
+    where sizes decide what nodes there are.
     """
-    found = [match_at(graph, opening, sizes, folded, name) for sizes in opening.samples()[:-1]]
+    *samples, largest = opening.samples()
+    replay = None if tape is None else Replay.of(graph, tape, opening.shapes(largest))
+    found = [
+        (None if replay is None else replay.at(opening.shapes(sizes)))
+        or match_at(graph, opening, sizes, folded, name)
+        for sizes in samples
+    ]
     values = dict.fromkeys(value for match in found for value in match)
     matches: list[Match] = [*found, dict(zip(values, values, strict=True))]
     open_axes = _size_inputs(graph, opening, ledger)

@@ -33,7 +33,9 @@ class Opening:
     dimensions: tuple[Dimension, ...]
     bucket: Bucket
     shapes: Callable[[Bucket], Mapping[str, Sequence[int]]]
-    """Checks the model at other sizes, and gives the shapes of its inputs then."""
+    """Of inputs at other sizes."""
+    check: Callable[[Bucket], None] = lambda sizes: None
+    """The model at other sizes."""
 
     def samples(self) -> tuple[Bucket, ...]:
         """Sizes at which the network is compared with itself at the largest: the smallest ones first, then
