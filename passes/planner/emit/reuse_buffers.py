@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import itemgetter
 
 from hybridc.ir import Arena, Buffer, BufferKind, Copy, Device, Graph, Role, Run, Step, Tensor
@@ -42,6 +43,32 @@ class Allocation:
     """As of a live range."""
 
 
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What needs bytes on a device in the course of some steps."""
+
+    ranges: tuple[LiveRange, ...]
+    """Those of one tensor one after the other, in time."""
+    groups: Sequence[Sequence[int]]
+    """Live ranges by number that take over one another's bytes, of each allocation."""
+    allocations: tuple[Allocation, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Listing:
+    """These steps of this graph: equal to itself alone, as comparing thousands of steps takes as long as
+    what is to be spared."""
+
+    graph: Graph
+    steps: tuple[Step, ...]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Listing) and self.graph is other.graph and self.steps is other.steps
+
+    def __hash__(self) -> int:
+        return hash((id(self.graph), id(self.steps)))
+
+
 def reuse_buffers(
     graph: Graph,
     steps: Sequence[Step],
@@ -69,14 +96,13 @@ def reuse_buffers(
     buffers: list[Buffer] = []
     arenas: list[Arena] = []
     for device in devices:
-        ranges = list(live_ranges_of(graph, steps, device))
-        groups = _share_in_place(graph, steps, device, ranges)
-        allocations = [_allocation(ranges, group) for group in groups]
+        held = holdings_of(graph, steps, device)
+        ranges, allocations = held.ranges, held.allocations
         offsets = [0] * len(ranges)
         blocks = _blocks(allocations, spans)
         # the host's arena has no capacity: it is packed as tightly as it gets
         capacity_bytes = gpu_capacity_bytes if device is Device.GPU else None
-        for group, offset in zip(groups, pack(blocks, capacity_bytes, effort), strict=True):
+        for group, offset in zip(held.groups, pack(blocks, capacity_bytes, effort), strict=True):
             for member in group:
                 offsets[member] = offset
         placed = [
@@ -97,16 +123,23 @@ def live_bytes_bound(graph: Graph, steps: Sequence[Step], device: Device, spans:
     It is the most bytes that are held at one step, if each is over before the next one in the list begins;
     with `spans`, at one time. Stays that overwrite one another count once.
     """
-    return live_bound(_blocks(allocations_of(graph, steps, device), spans))
+    return live_bound(_blocks(holdings_of(graph, steps, device).allocations, spans))
 
 
-def allocations_of(graph: Graph, steps: Sequence[Step], device: Device) -> list[Allocation]:
+def holdings_of(graph: Graph, steps: Sequence[Step], device: Device) -> Holdings:
     """All that needs bytes of its own on the device: live ranges, chained where one overwrites another."""
-    ranges = list(live_ranges_of(graph, steps, device))
-    return [_allocation(ranges, group) for group in _share_in_place(graph, steps, device, ranges)]
+    return _holdings(_Listing(graph, tuple(steps)), device)
 
 
-def live_ranges_of(graph: Graph, steps: Sequence[Step], device: Device) -> Iterator[LiveRange]:
+# A plan that is packed again and again asks about the same steps each time: of few plans at once.
+@lru_cache(maxsize=8)
+def _holdings(listing: _Listing, device: Device) -> Holdings:
+    ranges = tuple(_live_ranges_of(listing.graph, listing.steps, device))
+    groups = _share_in_place(listing.graph, listing.steps, device, ranges)
+    return Holdings(ranges, groups, tuple(_allocation(ranges, group) for group in groups))
+
+
+def _live_ranges_of(graph: Graph, steps: Sequence[Step], device: Device) -> Iterator[LiveRange]:
     """Everything that needs bytes on the device; those of one tensor one after the other, in time."""
     uses: dict[str, list[list[int]]] = {}
     resident = resident_pairs(graph, steps)

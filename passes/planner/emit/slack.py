@@ -18,7 +18,7 @@ import numpy as np
 
 from hybridc.ir import Device, Graph, Lane, Step
 from hybridc.passes.planner.emit.offsets import MemoryBlock, live_bound
-from hybridc.passes.planner.emit.reuse_buffers import Allocation, Spans, allocations_of, live_ranges_of
+from hybridc.passes.planner.emit.reuse_buffers import Allocation, Spans, holdings_of
 from hybridc.passes.planner.emit.waits import reduce_waits
 
 # A descent that is cut short keeps what it has: the limit trades bytes for time of planning.
@@ -158,15 +158,16 @@ def _timed_steps_of(
         if step.lane in before:
             follows[position].add(before[step.lane])
         before[step.lane] = position
-    for device in devices:
+    holdings = {device: holdings_of(graph, steps, device) for device in devices}
+    for of_device in holdings.values():
         uses: dict[str, tuple[int, ...]] = {}
-        for live_range in sorted(live_ranges_of(graph, steps, device), key=lambda r: r.first):
+        for live_range in sorted(of_device.ranges, key=lambda r: r.first):
             if live_range.first >= 0:
                 follows[live_range.first].update(
                     p for p in uses.get(live_range.name, ()) if p < live_range.first
                 )
             uses[live_range.name] = live_range.uses
-    held = {device: _Held(allocations_of(graph, steps, device), len(steps)) for device in devices}
+    held = {device: _Held(of_device.allocations, len(steps)) for device, of_device in holdings.items()}
     return _TimedSteps(steps, step_us, tuple(tuple(sorted(f)) for f in follows), held)
 
 
