@@ -30,6 +30,9 @@ FRAGMENTATION = 1.005
 # Each round packs by the times of the one before; it ends by itself where a round gains nothing.
 REPACK_ROUNDS = 4
 """How often at most a plan whose steps wait for bytes is packed again."""
+# A round takes as long as packing did, and what it gains is at most what the waits cost.
+_HARDLY_WAITING = 1.0002
+"""So little slower than without waits for bytes a plan is worth no such round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ def materialize(
     run: SimulatedRun | None = None,
     packing: float = SHORT,
     capacity_bytes: int | None = None,
+    must_fit: bool = False,
 ) -> PlacedPlan:
     """Place the buffers of a run with the given decisions in an arena for each device of the context.
 
@@ -91,9 +95,18 @@ def materialize(
     where it is not the simulator's own. Bytes are reused only where nothing has to wait for them, if that
     fits the GPU's capacity in bytes, by default the problem's budget; else as soon as the steps' order
     allows, less the waits that turn out to be needless. The GPU's arena may still exceed the capacity, where
-    packing leaves holes; `packing` is the effort for it, a share of the usual one.
+    packing leaves holes; `packing` is the effort for it, a share of the usual one. Where it `must_fit`, a
+    plan whose arena exceeds it is of no use, and its waits are left as they are.
     """
+    unplaced = listed_plan(context, problem, decisions, run=run)
     capacity_bytes = problem.budget_bytes if capacity_bytes is None else capacity_bytes
+    return with_places(context, unplaced, capacity_bytes, packing, must_fit=must_fit)
+
+
+def listed_plan(
+    context: PlanningContext, problem: Problem, decisions: Decisions, *, run: SimulatedRun | None = None
+) -> PlacedPlan:
+    """The steps of a run with the given decisions, and when each runs, without places. As `materialize`."""
     is_given, run = run is not None, run or simulate(problem, decisions)
     assert run.feasible, f"{run.peak_gpu_bytes} bytes exceed the budget of {problem.budget_bytes}"
     listed = insert_copies(context.graph, problem, run)
@@ -102,14 +115,27 @@ def materialize(
         listed, spans = _by_start(listed, shared_timeline(problem, listed, run))
     alone_us = step_times_us(context.graph, listed, context.machine)
     step_us = tuple(starmap(_duration_us, zip(spans, alone_us, strict=True)))
+    return PlacedPlan(problem, decisions, listed, spans, step_us)
+
+
+def with_places(
+    context: PlanningContext,
+    unplaced: PlacedPlan,
+    capacity_bytes: int,
+    packing: float = SHORT,
+    *,
+    must_fit: bool = False,
+) -> PlacedPlan:
+    """A plan of `listed_plan` with its buffers in arenas, as `materialize` says."""
     # no packing by times can fit where the live bytes alone do not
-    if live_bytes_bound(context.graph, listed, Device.GPU, spans) <= capacity_bytes:
-        timed = _packed(
-            context, PlacedPlan(problem, decisions, listed, spans, step_us), capacity_bytes, packing
-        )
+    live_bytes = live_bytes_bound(context.graph, unplaced.listed, Device.GPU, unplaced.spans)
+    if live_bytes <= capacity_bytes:
+        timed = _packed(context, unplaced, capacity_bytes, packing)
         if timed.gpu_bytes <= capacity_bytes:
             return timed
-    waiting = _packed(context, PlacedPlan(problem, decisions, listed, None, step_us), capacity_bytes, packing)
+    waiting = _packed(context, replace(unplaced, spans=None), capacity_bytes, packing)
+    if must_fit and waiting.gpu_bytes > capacity_bytes:
+        return waiting
     return without_needless_waits(context, waiting, max(capacity_bytes, waiting.gpu_bytes))
 
 

@@ -377,7 +377,7 @@ def _polished_at(point: _PointSearch) -> PlacedPlan:
     point.context.watch.check()
     bound_us = simple_time_bound_us(point.context.problem)
     enough_us = bound_us * (1 + ROUNDING) if point.above is None else point.above.makespan_us
-    return placed_moves(point.context, point.problem, point.below, point.evaluations, enough_us)
+    return placed_moves(point.context, point.problem, point.below, enough_us)
 
 
 def _simulated_us(placed: PlacedPlan) -> float:
@@ -439,7 +439,12 @@ def _materialized(point: _PointSearch, problem: Problem, found: SearchResult) ->
 
     def packed(decisions: Decisions) -> PlacedPlan:
         return materialize(
-            point.context, problem, decisions, packing=point.context.effort.fitting, capacity_bytes=most_bytes
+            point.context,
+            problem,
+            decisions,
+            packing=point.context.effort.fitting,
+            capacity_bytes=most_bytes,
+            must_fit=True,
         )
 
     tidy = Core(problem).tidied(found.decisions, limit_us)[0]

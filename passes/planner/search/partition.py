@@ -266,7 +266,7 @@ def _one_by_one(
             least_us = max(least_us, us * _LEAST_PLACED)
             if us >= best.makespan_us or least_us > limit_us(budget_bytes):
                 break
-            placed = materialize(context, narrowed, decisions, capacity_bytes=budget_bytes)
+            placed = materialize(context, narrowed, decisions, capacity_bytes=budget_bytes, must_fit=True)
             if placed.gpu_bytes <= budget_bytes:
                 placed = no_faster_than(placed, least_us)  # as if it had not been placed
                 best = replace(placed, bound_us=bound_us) if placed.makespan_us < best.makespan_us else best

@@ -25,8 +25,6 @@ MACHINE = Machine(
     Link(12, 12, 10, both_directions=0.6),
 )
 GAIN = 1e-3
-AMPLE = 100_000
-"""Simulations."""
 
 
 def filled(graph: Graph, share: float) -> tuple[PlanningContext, Problem, PlacedPlan]:
@@ -42,7 +40,7 @@ def filled(graph: Graph, share: float) -> tuple[PlanningContext, Problem, Placed
 @pytest.mark.parametrize("seed", [0, 1, 3, 5])
 def test_no_plan_of_a_move_is_faster_in_the_end(seed: int) -> None:
     context, problem, start = filled(random_dag(seed, 12), 0.5)
-    end = placed_moves(context, problem, start, AMPLE, 0.0)
+    end = placed_moves(context, problem, start, 0.0)
     assert end.makespan_us < start.makespan_us * 0.9 and end.fits(problem.budget_bytes, None)
     decisions = Core(problem).repaired(end.decisions)
     assert decisions is not None
@@ -76,12 +74,12 @@ def test_rounds_of_moves_take_as_much_as_the_effort_allows(monkeypatch: pytest.M
 
     monkeypatch.setattr("hybridc.passes.planner.search.placed_moves.outcomes", noted)
     for seconds in (0.5, 1, 1000):
-        placed_moves(replace(context, effort=Effort(seconds)), problem, start, 0, 0.0)
+        placed_moves(replace(context, effort=Effort(seconds)), problem, start, 0.0)
     half, one, most = dict.fromkeys(kernels)
     assert (one, most) == (2 * half, ROUND_KERNELS)
 
 
 def test_a_plan_that_is_fast_enough_stays_as_it_is() -> None:
     context, problem, start = filled(random_dag(1, 12), 0.5)
-    assert placed_moves(context, problem, start, AMPLE, start.makespan_us) is start
-    assert placed_moves(context, problem, start, 0, 0.0).makespan_us < start.makespan_us
+    assert placed_moves(context, problem, start, start.makespan_us) is start
+    assert placed_moves(context, problem, start, 0.0).makespan_us < start.makespan_us
