@@ -12,6 +12,7 @@ cores multiply is rewritten, in front of fusion (`multiply_integers`).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -249,6 +250,8 @@ def _known(layout: Layout, binding: relax.VarBinding) -> relax.Var | None:
     return layout.builder.weight(value.reshape(tensor_shape(binding.var)), binding.var.name)
 
 
+DEQUANTIZED_RULES: tuple[Rule, ...] = (_known, _blocked_conversion)
+"""Where products stay in floats: weights are dequantized when compiling."""
 _PLAIN_RULES: tuple[Rule, ...] = (_known, _plain_convolution, _plain_matmul)
 
 
@@ -262,10 +265,18 @@ def quantized_rules(threads: int, *, winograd: bool) -> tuple[Rule, ...]:
 
 def has_quantized_tensors(program: Program) -> bool:
     """Whether anything is dequantized from 8 bits."""
-    return any(
-        is_op(binding.value, "dequantize") and tensor_dtype(binding.value.args[0]) in ("uint8", "int8")
-        for binding in program.bindings
-    )
+    return next(_dequantized(program), None) is not None
+
+
+def has_quantized_activations(program: Program) -> bool:
+    """The same of anything but weights."""
+    return any(isinstance(e, relax.Var) and e.name not in program.weights for e in _dequantized(program))
+
+
+def _dequantized(program: Program) -> Iterator[relax.Expr]:
+    for binding in program.bindings:
+        if is_op(binding.value, "dequantize") and tensor_dtype(binding.value.args[0]) in ("uint8", "int8"):
+            yield binding.value.args[0]
 
 
 def multiply_integers(program: Program, isa: Isa) -> Program:

@@ -31,11 +31,20 @@ from hybridc.passes.precision.precision import (
     reduce_precision,
     reduce_step_precision,
 )
-from hybridc.passes.precision.quantized import has_quantized_tensors, multiply_integers, quantized_rules
+from hybridc.passes.precision.quantized import (
+    DEQUANTIZED_RULES,
+    has_quantized_activations,
+    has_quantized_tensors,
+    multiply_integers,
+    quantized_rules,
+)
 from hybridc.passes.precision.requantize import requantize
 from hybridc.passes.precision.wide_program import in_float32
 from hybridc.progress import Progress
 from hybridc.schedules.cuda.attention.attention import is_suitable
+
+_EXACT_PRODUCTS = (FP32, INT8)
+"""Precisions with which products of what a quantizer wrote are made of integers, as their sums are exact."""
 
 
 def canonicalize_network(c: ImportedNetwork, _: Progress) -> ImportedNetwork:
@@ -56,16 +65,12 @@ def choose_cpu_layout(c: ImportedNetwork, _: Progress) -> ImportedNetwork:
     if options.target.has_gpu:
         return c
     isa = options.target.isa
-    if not _multiplies_integers(c):
+    if not has_quantized_tensors(c.program):
         return replace(c, program=choose_layout(c.program, isa))
+    if options.precision not in _EXACT_PRODUCTS:
+        return replace(c, program=choose_layout(c.program, isa, DEQUANTIZED_RULES))
     rules = quantized_rules(options.cpu_threads, winograd=options.fast_algorithms)
     return replace(c, program=requantize(choose_layout(c.program, isa, rules)))
-
-
-def _multiplies_integers(c: ImportedNetwork) -> bool:
-    """Whether products of what a quantizer wrote are to be made of integers: in float32, too, since their
-    sums are exact."""
-    return c.job.options.precision in (FP32, INT8) and has_quantized_tensors(c.program)
 
 
 def fuse_network(c: ImportedNetwork, _: Progress) -> FusedNetwork:
@@ -73,7 +78,7 @@ def fuse_network(c: ImportedNetwork, _: Progress) -> FusedNetwork:
     target = c.job.options.target
     # not before the network is tiled: tiles are those of its operators
     whole, precision = c.program, c.job.options.precision
-    if target.has_gpu and _multiplies_integers(c):
+    if target.has_gpu and precision in _EXACT_PRODUCTS and has_quantized_activations(whole):
         whole = multiply_integers(whole, target.isa)
     if target.has_gpu:
         is_narrow = bool(c.narrow.nodes) or precision == FP16 or c.job.options.trains_in_bf16
