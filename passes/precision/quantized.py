@@ -125,11 +125,13 @@ def _convolution(
     else:
         found = layout.blocked.get(x.values) or layout.as_blocked(x.values, lanes_of(inputs, layout.isa))
         source, input_lanes = found.var, found.lanes
-    packed = ConvWeight(None, w.values).packed(layout, lanes, input_lanes)
     if winograd and input_lanes is not None:
-        floats = blocked_conv2d(tensor_shape(source), tensor_shape(packed), window)
+        blocks_of_weight = -(-outputs // lanes), -(-inputs // input_lanes)
+        weight = (*blocks_of_weight, *w.values.shape[2:], input_lanes, lanes)
+        floats = blocked_conv2d(tensor_shape(source), weight, window)
         if floats_are_faster(Request(floats, frozenset([1]), Target((), layout.isa), threads=threads)):
             return None
+    packed = ConvWeight(None, w.values).packed(layout, lanes, input_lanes)
     # without padding kernels of all zero points are one
     padding = x.zero if any(window.padding) else 0
     key = tensor_shape(source), tensor_shape(packed), window, tensor_dtype(source), padding

@@ -56,10 +56,9 @@ def floats_are_faster(request: Request) -> bool:
     """
     isa = request.target.isa
     conv = None if dot_of_int8(isa).has_bytes else read_blocked_convolution(request)
-    cost = None if conv is None else least_cost(conv, isa, request.threads)
-    return (
-        conv is not None and cost is not None and _PAIRS_SPEEDUP * cost < direct_cost(conv, request.threads)
-    )
+    if conv is None or (cost := least_cost(conv, isa, request.threads)) is None:
+        return False
+    return _PAIRS_SPEEDUP * cost < direct_cost(conv, request.threads)
 
 
 def _padding(conv: BlockedConvolution) -> int:
