@@ -180,9 +180,7 @@ class Bench:
             "--target",
             case.targets.get(isa, isa),
         ]
-        compiled = json.loads(
-            _python(*command, *case.compile_options, "--threads", threads, "--no-cache", "--json")
-        )
+        compiled = json.loads(_python(*command, "--threads", threads, "--no-cache", "--json"))
         self.compile_s = sum(compiled["seconds"].values())
 
     def errors(self) -> dict[str, float]:

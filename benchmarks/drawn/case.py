@@ -17,8 +17,6 @@ class Case:
 
     name: str
     build: Callable[[], onnx.ModelProto]
-    compile_options: tuple[str, ...] = ()
-    """Of `hybridc compile`, beside the target."""
     targets: Mapping[str, str] = field(default_factory=dict)
     """By instruction set, a target other than its own, where that lacks the instructions."""
     tolerance: float = TOLERANCE

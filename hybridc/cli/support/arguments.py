@@ -250,7 +250,8 @@ def _add_kernels(group: Arguments) -> None:
         choices=PRECISIONS,
         help="fp16 stores tensors in 16 bits on both devices, bf16 rounds operands of products on the CPU,"
         " and of training steps on both,"
-        " tf32 those on the GPU's tensor cores, int8 computes quantized models with integers"
+        " tf32 those on the GPU's tensor cores; fp32 multiplies integers of quantized models, and int8"
+        " also notes why a product stays in floats"
         f" (default: {FP32})",
     )
     add(

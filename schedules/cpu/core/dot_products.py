@@ -47,7 +47,12 @@ class Dot:
     @property
     def has_bytes(self) -> bool:
         """Whether groups are quads of bytes, as an instruction takes them."""
-        return self.precision == INT8 and self.unit is not DotProductUnit.INT16
+        return self.precision == INT8 and not self.extends_bytes
+
+    @property
+    def extends_bytes(self) -> bool:
+        """Whether groups are pairs of int8 numbers, which are extended to 16 bits."""
+        return self.precision == INT8 and self.unit is DotProductUnit.INT16
 
     @property
     def group_size(self) -> int:
@@ -57,7 +62,7 @@ class Dot:
     @property
     def right_dtype(self) -> str:
         """Type of a group of the right factor."""
-        return "int16" if self.precision == INT8 and not self.has_bytes else "int32"
+        return "int16" if self.extends_bytes else "int32"
 
     @property
     def sum_dtype(self) -> str:
@@ -76,7 +81,7 @@ class Dot:
 
     def tiling_isa(self, isa: Isa) -> Isa:
         """The instruction set as the choice of a register tile has to see it."""
-        if self.has_bytes or self.precision == BF16:
+        if not self.extends_bytes:
             return isa
         # a product takes a register of its own before it is added, which is all that waits for a sum
         return replace(isa, vector_registers=isa.vector_registers - 1, fma_latency=1)
@@ -89,7 +94,7 @@ class Dot:
     def multiply_add_vector(self, sums: ir.Expr, left: ir.Expr, right: ir.Expr) -> ir.Expr:
         """`sums + left * right`, all of them vectors."""
         lanes = _lanes(right)
-        kind = "int8_pair" if self.right_dtype == "int16" else self.precision
+        kind = "int8_pair" if self.extends_bytes else self.precision
         name = f"hybridc_{kind}_dot_{lanes}"
         return tirx.call_pure_extern(f"{self.sum_dtype}x{lanes}", name, sums, left, right)
 
