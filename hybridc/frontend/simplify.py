@@ -28,10 +28,15 @@ from hybridc.frontend.ranges.opening import Opening
 from hybridc.frontend.ranges.replay import Tape
 from hybridc.frontend.tensors import leave_unread, put_weights
 from hybridc.frontend.values import constant_array, constant_attribute, static_shape
+from hybridc.placeholders import is_placeholder
 from hybridc.sizes import Bucket, listing_remedy
 
 FOLD_INPUT_ELEMENTS = 8192
 FOLD_OUTPUT_ELEMENTS = 512 * 512
+_MERGED_BYTES = 1 << 16
+"""Of weights that it pays to compare with one another."""
+_COMPARED_FIRST = 4096
+"""Bytes of each of them."""
 MAX_GENERATED_BYTES = 4 << 30
 """Of all arrays that ConstantOfShape nodes make: a few bytes of a file can ask for any size."""
 
@@ -271,6 +276,7 @@ class _Folding:
         self._refuse_other_statistics()
         return_counts(graph, ledger, Builder(self.fold.opset))
         _make_initializers(graph, self.name)
+        _merge_equal_weights(graph)
         common.LiftSubgraphInitializersToMainGraphPass()(model)
         common.RemoveUnusedNodesPass()(model)
         common.NameFixPass()(model)
@@ -303,6 +309,30 @@ def _make_initializers(graph: ir.Graph, name: str) -> None:
             if total_bytes > MAX_GENERATED_BYTES or (dims < 0).any():
                 raise _too_large(dims, node, name)
             _replace_by_array(graph, node, np.broadcast_to(fill.reshape(()), tuple(dims)))
+
+
+def _merge_equal_weights(graph: ir.Graph) -> None:
+    """Have large weights of equal bytes once: exporters write tied ones as often as they are read, and a
+    weight that is packed for several products was packed for each of them."""
+    alike = dict[tuple[str, tuple[int, ...], bytes], list[tuple[ir.Value, np.ndarray]]]()
+    for value in list(graph.initializers.values()):
+        array = None if value.const_value is None else value.const_value.numpy()
+        if array is None or not _is_compared(array) or value.is_graph_output():
+            continue
+        content = array.reshape(-1).view(np.uint8)
+        few = content[:: max(content.size // _COMPARED_FIRST, 1)]  # most weights differ in them
+        found = alike.setdefault((str(array.dtype), array.shape, few.tobytes()), [])
+        same = next((other for other, its in found if np.array_equal(its, content)), None)
+        if same is None:
+            found.append((value, content))
+        else:
+            ir.convenience.replace_all_uses_with(value, same)
+
+
+def _is_compared(array: np.ndarray) -> bool:
+    """Whether it is large, and has bytes of its own: one number may stand for all of it."""
+    is_stored = array.flags.c_contiguous and not array.dtype.hasobject and not is_placeholder(array)
+    return is_stored and array.nbytes >= _MERGED_BYTES
 
 
 def _too_large(dims: np.ndarray, node: ir.Node, name: str) -> ModelError:
