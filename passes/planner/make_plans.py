@@ -24,12 +24,13 @@ from hybridc.passes.planner.model.pins import NO_PINS, Pins
 from hybridc.passes.planner.model.problem import UNLIMITED_BYTES
 from hybridc.passes.planner.search.partition import (
     MOST_GRID_KERNELS,
-    MOST_SEARCHED_TILES,
+    is_searched_briefly,
     least_bytes,
     on_cpu,
     partition,
     time_bound_us,
 )
+from hybridc.passes.planner.search.search import MOST_ROUNDED_KERNELS
 from hybridc.passes.planner.side_by_side import side_by_side_plan
 from hybridc.passes.planner.watch import Watch
 
@@ -70,7 +71,7 @@ def make_plans(
     for a GPU whose host arena exceeds `host_bytes` are made only if no other is found. What `watch` ends by
     `Stop` has its plans in `plans_so_far`. Effort is spent on several searches, one after the other, of which
     the best plan is taken.
-    Ensures: never slower with more effort from a second on, of graphs of up to `MOST_GRID_KERNELS` kernels;
+    Ensures: never slower with more effort from a second on, of graphs that are not searched briefly;
     the same for a budget whatever others are asked for, and never slower for a larger one, if the
     tilings are from `choose_tilings`. Raises PlanError HC201 if a kernel has code for none of the devices,
     HC203 if nothing fits a budget, with the smallest that can be met.
@@ -94,11 +95,18 @@ def make_plans(
     # the search for others takes most of the time
     left = [b for b in budgets if b not in beside or not _is_unbeaten(beside[b], b, bounds)]
     best: dict[int, _Candidate] = {}
-    for rung in _rungs(tilings, effort or Effort()) if left else ():
-        contexts = [t.context(machine, rung, host_bytes, watcher) for t in tilings]
-        best = _fastest(tilings, contexts, left, best, bounds, report)
+    rungs = _rungs(tilings, effort or Effort()) if left else ()
+    for rung in rungs:
+        efforts = (effort or Effort() if _is_brief(t) else rung for t in tilings)
+        contexts = [t.context(machine, e, host_bytes, watcher) for t, e in zip(tilings, efforts, strict=True)]
+        best = _fastest(tilings, contexts, left, best, bounds, report, is_last=rung is rungs[-1])
     found = _fastest_of_each(budgets, _all_with_states(best), beside)
     return tuple((c.tiling, _plan_of(c.tiling.graph, machine, b, c.placed)) for b, c in found.items())
+
+
+def _is_brief(tiling: Tiling) -> bool:
+    """Whether there is one brief search of a tiling, with all of the effort."""
+    return is_searched_briefly(tiling.graph, is_cut_up=tiling.is_cut_up)
 
 
 def _rungs(tilings: Sequence[Tiling], effort: Effort) -> tuple[Effort, ...]:
@@ -134,8 +142,8 @@ class _Bounds:
         tiling, context = self.contexts[number]
         key = number, min(budget_bytes, tiling.last_bytes)
         if key not in self._known_us:
-            # of many tiles it would take longer than the search that it may spare
-            quick = tiling.is_cut_up and len(tiling.graph.kernels) > MOST_SEARCHED_TILES
+            # of more it would take longer than the search that it may spare
+            quick = tiling.is_cut_up and len(tiling.graph.kernels) > MOST_ROUNDED_KERNELS
             self._known_us[key] = time_bound_us(context, key[1], quick=quick)
         return self._known_us[key]
 
@@ -147,10 +155,13 @@ def _fastest(
     known: Mapping[int, _Candidate],
     bounds: _Bounds,
     report: Report,
+    *,
+    is_last: bool,
 ) -> dict[int, _Candidate]:
-    """The best for each budget, of those known from an earlier search and those found.
+    """The best for each budget, of those known from an earlier search and those found, if any is.
 
-    What cannot be better, by its bound, is not searched for.
+    What cannot be better, by its bound, is not searched for; where even a brief search takes long there is
+    only the last one.
     """
     best = dict(known)
     # where no tiling is for a budget the one that needs least is searched for all the same, if only to say so
@@ -169,6 +180,8 @@ def _fastest(
 
     for number in sorted(range(len(tilings)), key=lambda n: (-tilings[n].last_bytes, tilings[n].limit_bytes)):
         tiling, context = tilings[number], contexts[number]
+        if _is_brief(tiling) and not is_last:
+            continue
         suited = [b for b in budgets if tiling.first_bytes <= b]
         for first_bytes, some in ((tiling.first_bytes, suited), (0, below if number == least else ())):
             wanted = [b for b in some if not is_hopeless(number, b)]
@@ -187,7 +200,7 @@ def _fastest(
             for b, placed in zip(wanted, plans, strict=True):
                 candidate = _Candidate(tiling, context, placed)
                 best[b] = _better(best[b], candidate) if b in best else candidate
-    return {b: _bounded(best[b], b) for b in budgets}
+    return {b: _bounded(best[b], b) for b in budgets if b in best}
 
 
 def _better(known: _Candidate, found: _Candidate) -> _Candidate:

@@ -55,6 +55,8 @@ _CLOSE = 1.001
 _PACKING_SHARES = (0.97, 0.94, 0.9, 0.85, 0.8, 0.7)
 """Shares of the memory to search with where what is found for all of it cannot be packed into it, or only by
 steps that wait for bytes: packing leaves holes."""
+_FEW_PACKING_SHARES = (0.9, 0.8, 0.7)
+"""The same where each packing takes a second."""
 _WAITS = 1.005
 """So much slower than simulated a packed plan may be."""
 # What lies between two anchors is never faster than the upper one, so that what is missed there is lost for
@@ -94,6 +96,7 @@ class _PointSearch:
     evaluations: int
     above: PlacedPlan | None = None
     """In the middle of an interval, the plan of its upper end: nothing faster is of use."""
+    is_brief: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,7 @@ def plan_all_budgets(
     first_bytes: int = 0,
     last_bytes: int = UNLIMITED_BYTES,
     has_bounds: bool = True,
+    is_brief: bool = False,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[PlacedPlan, ...]:
     """The best plan for each budget.
@@ -122,17 +126,19 @@ def plan_all_budgets(
     `fixed_budgets`; larger budgets get the plan for it.
     Ensures: arenas as tight as can be; never slower with a larger budget, all else equal; the same for a
     budget whatever others are asked for. Without `has_bounds` the bounds of the plans are 0, which takes
-    less time. `report` hears of each budget: (done, total).
+    less time. Searches that are `is_brief`, for graphs of which each takes long, make no single moves, run no
+    kernel again, and leave intervals as wide as a step of the effort. `report` hears of each budget: (done,
+    total).
     """
     problem = replace(context.problem, host_bytes=context.host_bytes)
-    wide = with_repeats(problem)
+    wide = problem if is_brief else with_repeats(problem)
     decisions = with_recompute_slots(wide, smallest.problem, smallest.decisions)
     start = repacked(context, replace(smallest, problem=wide, decisions=decisions), context.effort.tightening)
     points = anchors(problem, max(first_bytes, smallest.gpu_bytes))
     most_bytes = min(last_bytes, max(wish.budget_bytes for wish in wishes))
     # up to the anchor above all budgets
     baselines = BaselinePlans(context, problem, points[: bisect_right(points, most_bytes) + 1])
-    grid = _Grid(context, wide, runs_again(wide), points, start, baselines)
+    grid = _Grid(context, wide, runs_again(wide), points, start, baselines, is_brief)
     baselines = BaselinePlans(context, problem, [p for p in points if p <= most_bytes])
     chosen = []
     for number, wish in enumerate(wishes):
@@ -172,6 +178,7 @@ class _Grid:
     smallest: PlacedPlan
     """Fits the first anchor."""
     baselines: BaselinePlans
+    is_brief: bool = False
     _searched: dict[int, PlacedPlan] = field(default_factory=dict)
     """At an anchor, by itself."""
     _ends: dict[tuple[int, Decisions], PlacedPlan] = field(default_factory=dict)
@@ -224,8 +231,11 @@ class _Grid:
             low, high = max(below.budget_bytes, above.budget_bytes >> _OCTAVES, 1), above.budget_bytes
             if high <= low * _CLOSE or self._is_flat(below.placed, above.placed):
                 return below, above.placed
+            is_small = high <= low * self.context.effort.budget_step
+            if is_small and self.is_brief:
+                return below, above.placed
             # in small intervals moves of single decisions are all that a search would find
-            best_at = _best_at if high > low * self.context.effort.budget_step else _polished_at
+            best_at = _polished_at if is_small else _best_at
             middle = _Found(isqrt(low * high), self._in_the_middle(below, above, isqrt(low * high), best_at))
             below, above = (middle, above) if middle.budget_bytes <= budget_bytes else (below, middle)
 
@@ -234,7 +244,8 @@ class _Grid:
 
         It depends on the interval alone, not on the budget in it: so time falls with the budget.
         """
-        if found.placed is limit or found.placed.makespan_us <= limit.makespan_us * _FLAT:
+        is_flat = found.placed.makespan_us <= limit.makespan_us * _FLAT
+        if self.is_brief or found.placed is limit or is_flat:
             return found.placed
         point = self._point(found.budget_bytes, found.placed, limit)
         polished = self._tightened(_polished_at(point), found.placed)
@@ -309,6 +320,8 @@ class _Grid:
     def _settled(self, position: int, found: PlacedPlan) -> PlacedPlan:
         """The plan that single moves lead to with the memory of an anchor, unless none is faster."""
         key = position, found.decisions
+        if self.is_brief:
+            return found
         if key not in self._ends:
             point = self._point(self.anchors[position], found)
             polished = self._tightened(_polished_at(point), found)
@@ -351,25 +364,28 @@ class _Grid:
     def _point(self, budget_bytes: int, below: PlacedPlan, above: PlacedPlan | None = None) -> _PointSearch:
         evaluations = self.context.effort.evaluations(self.context.problem.kernel_count)
         problem = replace(self.problem, budget_bytes=budget_bytes)
-        return _PointSearch(self.context, problem, below, evaluations, above)
+        return _PointSearch(self.context, problem, below, evaluations, above, self.is_brief)
 
     def _tightened(self, found: PlacedPlan, known: PlacedPlan) -> PlacedPlan:
-        return found if found is known else repacked(self.context, found, self.context.effort.tightening)
+        if self.is_brief or found is known:
+            return found
+        return repacked(self.context, found, self.context.effort.tightening)
 
 
 def _best_at(point: _PointSearch) -> PlacedPlan:
     """A faster plan than `below`, or that."""
     point.context.watch.check()
     if point.above is None:
-        evaluations = _ANCHOR_FACTOR * point.evaluations
+        evaluations = point.evaluations * (1 if point.is_brief else _ANCHOR_FACTOR)
         found = search(
             point.problem, evaluations, starts=[point.below.decisions], check=point.context.watch.check
         )
         return _best_packed(point, found)
     starts = [point.below.decisions, point.above.decisions]
     found = refine(point.problem, starts, point.evaluations, _simulated_us(point.above))
+    best = _best_packed(point, found)
     # what is missed here is lost for smaller budgets, whose plans must not be faster
-    return _polished_at(replace(point, below=_best_packed(point, found)))
+    return best if point.is_brief else _polished_at(replace(point, below=best))
 
 
 def _polished_at(point: _PointSearch) -> PlacedPlan:
@@ -391,7 +407,7 @@ def _best_packed(point: _PointSearch, found: SearchResult | None) -> PlacedPlan:
     if found is None or _is_no_better(found, below, host_bytes):
         return below
     known_us, narrowed, best = found.fastest_start_us, problem, below
-    for share in (*_PACKING_SHARES, None):
+    for share in (*(_FEW_PACKING_SHARES if point.is_brief else _PACKING_SHARES), None):
         point.context.watch.check()
         placed = _materialized(point, narrowed, found)
         if placed.fits(problem.budget_bytes, host_bytes):

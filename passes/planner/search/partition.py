@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ from hybridc.passes.planner.emit.materialize import SHORT, PlacedPlan, materiali
 from hybridc.passes.planner.emit.resident_states import without_bytes
 from hybridc.passes.planner.emit.reuse_buffers import reuse_buffers
 from hybridc.passes.planner.model.caches import cache_groups
-from hybridc.passes.planner.model.context import Effort, PlanningContext, fixed_budgets
+from hybridc.passes.planner.model.context import Effort, PlanningContext
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.decisions import Decisions
 from hybridc.passes.planner.model.order import best_order, level_order
@@ -57,9 +56,7 @@ MOST_GRID_KERNELS = 4000
 """Kernels of a graph up to which plans are searched for at many budgets. A single plan of more takes long."""
 # A search with all that follows takes minutes then; a network that was not cut up has no other plan.
 MOST_SEARCHED_TILES = 500
-"""Kernels of a network that is cut up, up to which plans are searched for at many budgets, too."""
-_OCTAVES = 10
-"""Factors of two between the budgets that plans of more are made for."""
+"""Kernels of a network that is cut up, up to which the search is thorough."""
 
 
 def partition(
@@ -89,8 +86,6 @@ def partition(
     context.watch.found(context, smallest)
     if len(context.graph.kernels) > MOST_GRID_KERNELS:
         return _one_by_one(context, budgets, smallest)
-    if is_cut_up and len(context.graph.kernels) > MOST_SEARCHED_TILES:
-        return _at_fixed_budgets(context, budgets, smallest, known_us or {}, first_bytes, last_bytes)
     start = smallest
     if smallest.gpu_bytes < first_bytes <= min(budgets):
         start = _roughly(context, first_bytes) or smallest
@@ -101,11 +96,17 @@ def partition(
         first_bytes=first_bytes,
         last_bytes=last_bytes,
         has_bounds=has_bounds,
+        is_brief=is_searched_briefly(context.graph, is_cut_up=is_cut_up),
         report=report,
     )
     if not context.effort.of_proof:
         return plans
     return tuple(proven(context, placed, b) for placed, b in zip(plans, budgets, strict=True))
+
+
+def is_searched_briefly(graph: Graph, *, is_cut_up: bool) -> bool:
+    """Whether each search takes so long that there are few, and no single moves."""
+    return is_cut_up and len(graph.kernels) > MOST_SEARCHED_TILES
 
 
 def first_plans(context: PlanningContext, budgets: Sequence[int]) -> tuple[PlacedPlan, ...]:
@@ -246,15 +247,9 @@ def _with_least_bytes(problem: Problem, decisions: Decisions) -> Problem:
 
 
 def _one_by_one(
-    context: PlanningContext,
-    budgets: Sequence[int],
-    smallest: PlacedPlan,
-    limit_us: Callable[[int], float] = lambda budget_bytes: math.inf,
+    context: PlanningContext, budgets: Sequence[int], smallest: PlacedPlan
 ) -> tuple[PlacedPlan, ...]:
-    """A short search for each budget, from the smallest on.
-
-    What takes longer than the limit of a budget is of no use, and not placed; others are found all the same.
-    """
+    """A short search for each budget, from the smallest on."""
     bound_us = simple_time_bound_us(context.problem)
     plans: dict[int, PlacedPlan] = {}
     best = replace(smallest, bound_us=bound_us)
@@ -264,7 +259,7 @@ def _one_by_one(
             narrowed = _problem(context, int(budget_bytes * share))
             decisions, us = _rough(narrowed, context.effort)
             least_us = max(least_us, us * _LEAST_PLACED)
-            if us >= best.makespan_us or least_us > limit_us(budget_bytes):
+            if us >= best.makespan_us:
                 break
             placed = materialize(context, narrowed, decisions, capacity_bytes=budget_bytes, must_fit=True)
             if placed.gpu_bytes <= budget_bytes:
@@ -274,33 +269,6 @@ def _one_by_one(
         plans[budget_bytes] = best
         context.watch.found(context, best)
     return tuple(plans[b] for b in budgets)
-
-
-def _at_fixed_budgets(
-    context: PlanningContext,
-    budgets: Sequence[int],
-    smallest: PlacedPlan,
-    known_us: Mapping[int, float],
-    first_bytes: int,
-    last_bytes: int,
-) -> tuple[PlacedPlan, ...]:
-    """For each budget the best of short searches at those of `fixed_budgets` that are no larger.
-
-    A larger budget has all that a smaller one has, so that it is never slower, whatever else is asked for;
-    but for what is slower than `known_us`, of which any will do. Plans have no bound.
-    """
-
-    def limit_us(point_bytes: int) -> float:
-        """Of all that a plan may be for; the known ones of larger budgets are no slower."""
-        return max(known_us.get(b, math.inf) for b in budgets if b >= point_bytes)
-
-    least_bytes = max(first_bytes, smallest.gpu_bytes)
-    most_bytes = max(least_bytes, min(last_bytes, max(budgets)))
-    points = sorted({least_bytes, *(b for b in fixed_budgets(most_bytes, _OCTAVES) if b > least_bytes)})
-    placed = _one_by_one(context, points, smallest, limit_us)
-    found = (replace(each, bound_us=0.0) for each in placed)
-    plans = smallest, *found
-    return tuple(plans[bisect_right(points, b)] for b in budgets)
 
 
 def _roughly(context: PlanningContext, budget_bytes: int) -> PlacedPlan | None:

@@ -45,7 +45,7 @@ _LAST_SHARE = 0.4
 _NEARLY = 1.0005
 """So near to the least time that is of use such a search ends."""
 # Here the solution is one start among several; `time_bound`, which proves, is asked for larger graphs, too.
-_MOST_ROUNDED_KERNELS = 1000
+MOST_ROUNDED_KERNELS = 1000
 """Kernels up to which the linear programme takes a second or so."""
 
 
@@ -194,7 +194,7 @@ def improve(
 
 def _relaxed(problem: Problem) -> Relaxation:
     """A bound, and what to round; of a large problem the simple bound alone: the solver would be slow."""
-    if problem.kernel_count <= _MOST_ROUNDED_KERNELS:
+    if problem.kernel_count <= MOST_ROUNDED_KERNELS:
         return time_bound(problem)
     return Relaxation(simple_time_bound_us(problem), (), ())
 

@@ -16,6 +16,7 @@ from hybridc.passes.planner.model.context import Effort, PlanningContext
 from hybridc.passes.planner.model.order import level_order
 from hybridc.passes.planner.model.problem import Problem
 from hybridc.passes.planner.model.simulate import simulate
+from hybridc.passes.planner.search import budget_grid as budget_grid_module
 from hybridc.passes.planner.search import partition as partition_module
 from hybridc.passes.planner.search.partition import (
     all_gpu_peak_bytes,
@@ -293,7 +294,7 @@ def test_of_many_tiles_plans_are_placed_that_may_be_faster_than_known_ones(
         placed.append(problem)
         return materialize(context, problem, *operands, **options)
 
-    monkeypatch.setattr(partition_module, "materialize", noted)
+    monkeypatch.setattr(budget_grid_module, "materialize", noted)
     budgets = [peak_bytes // 4, peak_bytes // 2, peak_bytes]
     full = partition(context, budgets, is_cut_up=True)
     in_full = len(placed)
