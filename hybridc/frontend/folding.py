@@ -149,6 +149,7 @@ class FoldAndExpand(folding.FoldConstantsPass):
         if replacement is not None and not replacement.new_nodes:
             [*results] = replacement.new_outputs
             if len(results) == 1 and results[0].const_value is not None:
+                node.outputs[0].shape = results[0].shape  # as above: inference may know less of it
                 note_computed(node, version, results[0].const_value.numpy())
         return replacement
 

@@ -46,6 +46,8 @@ _MOST_ROUNDS = 8
 # Folded whatever their size if the weights have no other use: the result replaces them.
 _REARRANGING = ("Cast", "Concat", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
+_CHOOSING = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
+"""Their results have as many elements as their operands decide, but no more than a few for each of these."""
 _COMPUTING = (
     "Abs",
     "Add",
@@ -420,7 +422,7 @@ def _should_fold(node: ir.Node) -> bool | None:
     """
     elements = _known_elements(node)
     if elements is None:
-        return False
+        return None if node.op_type in _CHOOSING and not node.domain else False
     inputs = [value for value in node.inputs if value is not None]
     large = [v for v in inputs if v.const_value is not None and v.const_value.size > FOLD_INPUT_ELEMENTS]
     if node.op_type in _REARRANGING and all(len(v.uses()) == 1 and not v.is_graph_output() for v in large):

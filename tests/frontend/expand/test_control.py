@@ -35,6 +35,18 @@ WHILE = """g (float[3] x) => (int64 n, float[3] y) {
         t = Add(s, s)
     }>(, yes, zero, x)
 }"""
+# what trips leave to stack is folded after the next trips are there
+FOLDED = """g (float[3] x) => (float[4, 3] all, int64[4] counts) {
+    m = Constant<value = int64 {4}>()
+    yes = Constant<value = bool {1}>()
+    y, all, counts = Loop<body = b (int64 i, bool go, float[3] s)
+    => (bool on, float[3] t, float[3] u, int64 k) {
+        on = Identity(go)
+        t = Mul(s, x)
+        u = Cast<to = 1>(t)
+        k = Add(i, i)
+    }>(m, yes, x)
+}"""
 NESTED = """g (float[2, 3] x) => (float[2, 3] y) {
     m = Constant<value = int64 {2}>()
     yes = Constant<value = bool {1}>()
@@ -89,7 +101,9 @@ LISTED = """g (float[7, 2] x, float[2] v) => (float[4, 2] a, float[2, 7, 1] b, i
 
 
 @pytest.mark.parametrize(
-    "text", [COUNTED, WHILE, NESTED, SCANNED, LISTED], ids=["counted", "while", "nested", "scanned", "listed"]
+    "text",
+    [COUNTED, WHILE, FOLDED, NESTED, SCANNED, LISTED],
+    ids=["counted", "while", "folded", "nested", "scanned", "listed"],
 )
 def test_what_is_known_is_unrolled(text: str) -> None:
     network = assert_expansion_agrees(text)
@@ -164,8 +178,14 @@ def test_a_loop_that_cannot_be_unrolled_is_refused(
         " r = Range(a, b, c) y = Mul(r, x) }",
         "g (float[2, 3] x) => (float[M, N] y) { s = Shape(x) h, w = Split<axis = 0>(s)"
         " t = Concat<axis = 0>(w, h) y = Reshape(x, t) }",
+        # as jax2onnx leaves out what a scatter would write outside of a tensor
+        "g (float[4, 3] x) => (float[M] y) { i = Constant<value = int64[4] {1, -5, 2, 9}>() s = Shape(x)"
+        " zero = Constant<value = int64[1] {0}>() h = Gather(s, zero) low = GreaterOrEqual(i, zero)"
+        " high = Less(i, h) both = And(low, high) p = NonZero(both) t = Transpose(p) one = Constant<value ="
+        " int64[1] {1}>() f = Squeeze(t, one) n = Shape(f) three = Constant<value = int64[1] {3}>()"
+        " c = Mul(n, three) kept = Gather(i, f) r = Gather(x, kept) y = Reshape(r, c) }",
     ],
-    ids=["mel", "range", "split"],
+    ids=["mel", "range", "split", "places"],
 )
 def test_constants_are_computed_before_import(text: str) -> None:
     assert_expansion_agrees(text)

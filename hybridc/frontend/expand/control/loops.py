@@ -25,7 +25,9 @@ from hybridc.frontend.values import constant_array
 MAX_UNROLLED_NODES = 10_000
 """Of one loop: trips times nodes of its body."""
 _TRIPS = "hybridc.trips"
-"""Key of the metadata of a loop of which some trips are unrolled: how many, and what they left to stack."""
+"""Key of the metadata of a loop of which some trips are unrolled: how many, and a node for each that reads
+what it left to stack. Such a node is in no graph, but is told, as a user, when folding replaces a value."""
+_KEPT = "hybridc.kept"
 
 
 def _loop(node: ir.Node, build: Builder) -> Sequence[ir.Value | None]:
@@ -33,12 +35,13 @@ def _loop(node: ir.Node, build: Builder) -> Sequence[ir.Value | None]:
     body = node.attributes["body"].as_graph()
     states = list(node.inputs[2:])
     stacks = len(body.outputs) - 1 - len(states)
-    done, pieces = node.meta.get(_TRIPS, (0, [()] * stacks))
+    done, kept = node.meta.get(_TRIPS, (0, ()))
     # what is left out never ends a loop
     most, condition = (_number(given(node, i)) for i in (0, 1))
     if not condition or done >= most:
         discard(body)
-        return [*states, *(_stacked(each, 0, build) for each in pieces)]
+        _, pieces = unrolled_trips(node)
+        return [*states, *(_stacked(each, 0, build) for each in pieces or [()] * stacks)]
     check_size(done + 1, body)
     operands = [build.constant(done, "int64"), build.constant(True), *states]
     goes_on, *results = copy_body(body, operands, build, trip_of(node, done))
@@ -48,7 +51,7 @@ def _loop(node: ir.Node, build: Builder) -> Sequence[ir.Value | None]:
     )
     build.nodes[-1].meta[TRIP] = node.meta.get(TRIP, "")
     build.nodes[-1].metadata_props.update(node.metadata_props)
-    build.nodes[-1].meta[_TRIPS] = (done + 1, [(*old, each) for old, each in zip(pieces, new, strict=True)])
+    build.nodes[-1].meta[_TRIPS] = (done + 1, (*kept, ir.Node("", _KEPT, new)))
     return list(rest)[: len(node.outputs)]
 
 
@@ -144,8 +147,13 @@ def _stacked(pieces: Sequence[ir.Value], axis: int, build: Builder) -> ir.Value:
 
 
 def unrolled_trips(loop: ir.Node) -> tuple[int, Sequence[Sequence[ir.Value]]]:
-    """How many trips of a loop are unrolled, and are no longer to be made; and what they left to stack."""
-    done, pieces = loop.meta.get(_TRIPS, (0, []))
+    """How many trips of a loop are unrolled, and are no longer to be made; and what they left to stack, which
+    is for the caller to use from now on."""
+    done, kept = loop.meta.get(_TRIPS, (0, ()))
+    pieces = list(zip(*(tuple(each.inputs) for each in kept), strict=True))
+    for each in kept:  # no user any more, or else what nobody reads would never go away
+        for position in range(len(each.inputs)):
+            each.replace_input_with(position, None)
     return done, pieces
 
 
