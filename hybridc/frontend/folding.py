@@ -277,7 +277,8 @@ class FoldAndExpand(folding.FoldConstantsPass):
                 self._refuse(node, codes.WRONG_RESULT, f"{node.op_type} {_UNKNOWN}", None)
             return None
         except Unsupported as error:
-            self._refuse(node, codes.WRONG_RESULT, f"{node.op_type} {error}", None)
+            what = f"{node.op_type} {error}"
+            self._refuse(node, codes.WRONG_RESULT, what, None, remedy=error.remedy)
             return None
         except Exception as error:  # attributes and shapes that no checker has seen may be anything
             what = f"cannot expand the node: {type(error).__name__}: {error}"
@@ -308,13 +309,15 @@ class FoldAndExpand(folding.FoldConstantsPass):
         what: str,
         cause: Exception | None,
         names: tuple[str, ...] = (),
+        remedy: str | None = None,
     ) -> None:
         """Once for a node, which stays as it is: those behind it are looked at with the shapes that ONNX
         infers. `names` are open dimensions that are to blame, those that operands are padded by if none."""
         if node in self._refused:
             return
         where = f"{self.name}: node {origin(node)!r} ({node.op_type})"
-        remedy = remedy_of_choice(node) if CHOICE in node.meta else "export the network without it"
+        if remedy is None:
+            remedy = remedy_of_choice(node) if CHOICE in node.meta else "export the network without it"
         names = names or (self.ledger.names(node) if self.is_counting else ())
         if names:
             what += named_text(names)

@@ -27,6 +27,11 @@ ORIGIN = "hybridc.origin"
 class Unsupported(Exception):
     """A use of an operator that cannot be expanded; the message continues the operator's name."""
 
+    def __init__(self, what: str, remedy: str | None = None) -> None:
+        super().__init__(what)
+        self.remedy = remedy
+        """What a user can do about it, if that is more than to export another network."""
+
 
 class NotYet(Exception):
     """What an expansion must know, a shape or a constant, is not known: a later round may know it."""

@@ -161,8 +161,8 @@ def check_size(trips: int, body: ir.Graph) -> None:
     """Raises Unsupported if so many trips are too many nodes."""
     if trips * len(body) > MAX_UNROLLED_NODES:
         raise Unsupported(
-            f"would become more than {MAX_UNROLLED_NODES} nodes, unrolled; --bound gives a smaller number of"
-            " trips"
+            f"would become more than {MAX_UNROLLED_NODES} nodes, unrolled",
+            "give a smaller number of trips by --bound, and the loop's name in the model",
         )
 
 
