@@ -141,7 +141,7 @@ def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     path = tmp_path_factory.mktemp("fed") / "model.hyb"
     if request.param.startswith("cuda"):
         emulator.start(GPU_BYTES, guard_tensors=True)
-    hybridc.compile(model(), path, target=request.param, machine=EAGER_GPU, plan_seconds=0.2)
+    hybridc.compile(model(), path, target=request.param, machine=EAGER_GPU, plan_seconds=0.05)
     with hybridc.load(path) as session:
         yield session
     if emulator.is_active():
@@ -251,7 +251,7 @@ def test_positions_that_are_no_numbers_read_nothing_outside(target: str, tmp_pat
     if target.startswith("cuda"):
         emulator.start(GPU_BYTES, guard_tensors=True)
     inferred = onnx.shape_inference.infer_shapes(proto)
-    hybridc.compile(inferred, tmp_path / "m.hyb", target=target, machine=EAGER_GPU, plan_seconds=0.2)
+    hybridc.compile(inferred, tmp_path / "m.hyb", target=target, machine=EAGER_GPU, plan_seconds=0.05)
     wild = grid.copy()
     wild.flat[:8] = np.nan, np.inf, -np.inf, 1e30, -1e30, 2.0**31, -(2.0**31), 3e9
     with hybridc.load(tmp_path / "m.hyb") as session:
@@ -294,7 +294,7 @@ def test_regions_may_be_empty_or_of_any_size(target: str, tmp_path: Path) -> Non
     proto = onnx.shape_inference.infer_shapes(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     )
-    hybridc.compile(proto, tmp_path / "m.hyb", target=target, machine=EAGER_GPU, plan_seconds=0.2)
+    hybridc.compile(proto, tmp_path / "m.hyb", target=target, machine=EAGER_GPU, plan_seconds=0.05)
     reference = onnxruntime.InferenceSession(proto.SerializeToString())
     with hybridc.load(tmp_path / "m.hyb") as session:
         for regions in (EMPTY, LARGE):

@@ -40,7 +40,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
         dims={"sequence": [1]},
         gpu_memory=SHARES,
         machine=EAGER_GPU,
-        plan_seconds=0.3,
+        plan_seconds=0.05,
     )
 
 

@@ -105,7 +105,7 @@ def wide() -> onnx.ModelProto:
     g = GraphBuilder("wide", 3)
     x = g.input("x", ("N", 1, 8, 8))
     for _ in range(2):
-        x = g.relu(g.batch_norm(g.conv(x, 8, 3)))
+        x = g.relu(g.batch_norm(g.conv(x, 4, 3)))
     return g.model(logits=g.gemm(g.flatten(x), CLASSES))
 
 
