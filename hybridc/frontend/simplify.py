@@ -36,7 +36,7 @@ FOLD_OUTPUT_ELEMENTS = 512 * 512
 _MERGED_BYTES = 1 << 16
 """Of weights that it pays to compare with one another."""
 _COMPARED_FIRST = 4096
-"""Bytes of each of them."""
+"""Bytes at the beginning of each of them."""
 MAX_GENERATED_BYTES = 4 << 30
 """Of all arrays that ConstantOfShape nodes make: a few bytes of a file can ask for any size."""
 
@@ -322,8 +322,8 @@ def _merge_equal_weights(graph: ir.Graph) -> None:
         if array is None or not _is_compared(array) or value.is_graph_output():
             continue
         content = array.reshape(-1).view(np.uint8)
-        few = content[:: max(content.size // _COMPARED_FIRST, 1)]  # most weights differ in them
-        found = alike.setdefault((str(array.dtype), array.shape, few.tobytes()), [])
+        # in which most weights differ: of a mapped file no more pages are read
+        found = alike.setdefault((str(array.dtype), array.shape, content[:_COMPARED_FIRST].tobytes()), [])
         same = next((other for other, its in found if np.array_equal(its, content)), None)
         if same is None:
             found.append((value, content))

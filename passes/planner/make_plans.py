@@ -76,6 +76,7 @@ def make_plans(
     tilings are from `choose_tilings`. Raises PlanError HC201 if a kernel has code for none of the devices,
     HC203 if nothing fits a budget, with the smallest that can be met.
     """
+    effort = effort or Effort()
     whole, sides = tilings[0], [tiling for tiling in tilings if tiling.second]
     tilings = [tiling for tiling in tilings if not tiling.second]
     if Device.GPU not in devices:
@@ -83,21 +84,21 @@ def make_plans(
         return tuple((whole, _plan_of(whole.graph, machine, None, placed)) for _ in budgets or (None,))
     watcher = watch or UNWATCHED
     if not budgets:
-        context = whole.context(machine, effort or Effort(), host_bytes, watcher)
+        context = whole.context(machine, effort, host_bytes, watcher)
         (placed,) = partition(context, (UNLIMITED_BYTES,), report=report)
         candidate = _with_states(_Candidate(whole, context, placed), UNLIMITED_BYTES)
         return ((whole, _plan_of(whole.graph, machine, None, candidate.placed)),)
-    bounds = _Bounds(tuple((t, t.context(machine, effort or Effort(), host_bytes)) for t in tilings))
+    bounds = _Bounds(tuple((t, t.context(machine, effort, host_bytes)) for t in tilings))
     if watch is not None and not whole.graph.caches:  # what is searched for has caches on the host
         for b in budgets:
             watch.bounded(b, min(bounds.time_us(number, b) for number in range(len(tilings))))
-    beside = _side_by_side(sides, machine, budgets, effort or Effort(), host_bytes, watcher)
+    beside = _side_by_side(sides, machine, budgets, effort, host_bytes, watcher)
     # the search for others takes most of the time
     left = [b for b in budgets if b not in beside or not _is_unbeaten(beside[b], b, bounds)]
     best: dict[int, _Candidate] = {}
-    rungs = _rungs(tilings, effort or Effort()) if left else ()
+    rungs = _rungs(tilings, effort) if left else ()
     for rung in rungs:
-        efforts = (effort or Effort() if _is_brief(t) else rung for t in tilings)
+        efforts = (effort if _is_brief(t) else rung for t in tilings)
         contexts = [t.context(machine, e, host_bytes, watcher) for t, e in zip(tilings, efforts, strict=True)]
         best = _fastest(tilings, contexts, left, best, bounds, report, is_last=rung is rungs[-1])
     found = _fastest_of_each(budgets, _all_with_states(best), beside)

@@ -101,7 +101,8 @@ def test_many_tiles_have_plans_for_any_budget_of_which_more_memory_is_never_slow
     draw, graph = random.Random(seed), chain(24)
     peak_bytes, least_bytes = all_gpu_peak_bytes(graph, machine()), smallest_budget_bytes(graph, machine())
     whole, cut_up = chain(8), Tiling(graph, limit_bytes=peak_bytes // 8, first_bytes=max(least_bytes, 1))
-    budgets = sorted(draw.randint(peak_bytes // 40, peak_bytes // 2) for _ in range(6))
+    drawn = (draw.randint(peak_bytes // 8, 2 * peak_bytes) for _ in range(6))
+    budgets = sorted([peak_bytes // 40, *drawn])  # most of the drawn ones have room for the fastest plan
     # the whole network is not planned for such budgets
     tilings = [Tiling(whole, first_bytes=1 << 40), cut_up]
     alone = [make_plans(tilings, machine(), [b], BOTH, effort=Effort(1.0))[0] for b in budgets]

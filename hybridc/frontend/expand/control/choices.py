@@ -27,7 +27,7 @@ from hybridc.frontend.expand.builder import (
     typed,
 )
 from hybridc.frontend.expand.control.copies import copy_body, discard, trip_of
-from hybridc.frontend.expand.control.loops import check_size, unrolled_trips
+from hybridc.frontend.expand.control.loops import FEWER_TRIPS, check_size, unrolled_trips
 from hybridc.frontend.inputs.loop_bounds import BOUND, BOUNDED
 from hybridc.frontend.values import constant_array, static_shape
 
@@ -70,7 +70,7 @@ def _loop(node: ir.Node, build: Builder, pad: Pad) -> Sequence[ir.Value | None] 
     asks_for_more = bound is not None and (known is None or known.item() > last)
     fed = None if known is not None or most is None else _scalar(most, build)
     body = node.attributes["body"].as_graph()
-    check_size(last, body)
+    check_size(last, body, FEWER_TRIPS)
     states = [operand(node, position) for position in range(2, len(node.inputs))]
     first, left = unrolled_trips(node)
     stacks = [list(pieces) for pieces in left] or [[] for _ in body.outputs[1 + len(states) :]]

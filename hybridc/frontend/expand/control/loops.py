@@ -28,6 +28,8 @@ _TRIPS = "hybridc.trips"
 """Key of the metadata of a loop of which some trips are unrolled: how many, and a node for each that reads
 what it left to stack. Such a node is in no graph, but is told, as a user, when folding replaces a value."""
 _KEPT = "hybridc.kept"
+FEWER_TRIPS = "give a smaller number of trips by --bound, and the loop's name in the model"
+"""A remedy for Loop, not for Scan, whose trips follow from a shape."""
 
 
 def _loop(node: ir.Node, build: Builder) -> Sequence[ir.Value | None]:
@@ -42,7 +44,7 @@ def _loop(node: ir.Node, build: Builder) -> Sequence[ir.Value | None]:
         discard(body)
         _, pieces = unrolled_trips(node)
         return [*states, *(_stacked(each, 0, build) for each in pieces or [()] * stacks)]
-    check_size(done + 1, body)
+    check_size(done + 1, body, FEWER_TRIPS)
     operands = [build.constant(done, "int64"), build.constant(True), *states]
     goes_on, *results = copy_body(body, operands, build, trip_of(node, done))
     new_states, new = results[: len(states)], results[len(states) :]
@@ -157,13 +159,10 @@ def unrolled_trips(loop: ir.Node) -> tuple[int, Sequence[Sequence[ir.Value]]]:
     return done, pieces
 
 
-def check_size(trips: int, body: ir.Graph) -> None:
+def check_size(trips: int, body: ir.Graph, remedy: str | None = None) -> None:
     """Raises Unsupported if so many trips are too many nodes."""
     if trips * len(body) > MAX_UNROLLED_NODES:
-        raise Unsupported(
-            f"would become more than {MAX_UNROLLED_NODES} nodes, unrolled",
-            "give a smaller number of trips by --bound, and the loop's name in the model",
-        )
+        raise Unsupported(f"would become more than {MAX_UNROLLED_NODES} nodes, unrolled", remedy)
 
 
 STANDARD: Mapping[str, Expansion] = {"Loop": _loop, "Scan": _scan}
