@@ -71,7 +71,7 @@ def make_plans(
     for a GPU whose host arena exceeds `host_bytes` are made only if no other is found. What `watch` ends by
     `Stop` has its plans in `plans_so_far`. Effort is spent on several searches, one after the other, of which
     the best plan is taken.
-    Ensures: never slower with more effort from a second on, of graphs that are not searched briefly;
+    Ensures: never slower with more effort from two seconds on, of graphs that are not searched briefly;
     the same for a budget whatever others are asked for, and never slower for a larger one, if the
     tilings are from `choose_tilings`. Raises PlanError HC201 if a kernel has code for none of the devices,
     HC203 if nothing fits a budget, with the smallest that can be met.

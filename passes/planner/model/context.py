@@ -29,10 +29,6 @@ _ROUNDS_OF_MOVES = 12
 """Of a budget and each effort, about: nine between two anchors, and three at those."""
 _EVALUATIONS_PER_KERNEL = 8000
 """More than this many simulations for each kernel rarely improve a plan."""
-# Simulations are three times as fast as the nominal speed, and placing the buffers of a few hundred kernels
-# takes longer than all of them do: there many are cheap.
-_FEW_PER_KERNEL, _CHEAP = 300, 4
-"""So few for each kernel leave much to gain: a graph gets more, up to so many times its share."""
 _STEP_SECONDS, _SMALLEST_STEP, _LARGEST_STEP = 0.03, 0.01, 0.06
 """Between budgets that are searched: the first over the effort, within the others."""
 _PACKING_PER_SECOND = 0.1
@@ -45,8 +41,9 @@ _PROOF_SECONDS = 1.0
 _SECONDS_PER_PROOF_UNIT = 20
 
 
-# Round numbers about a factor of two apart: half of the effort is left to the last search.
-_RUNGS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
+# A search takes seconds whatever its effort, of large graphs some tens: so there are few of them, and all but a
+# small one of the usual effort is left to the last. From there on a factor of two apart, as half of a larger one is.
+_RUNGS = (2.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 """Efforts of the searches that are made one after the other, in seconds."""
 
 
@@ -67,7 +64,7 @@ class Effort:
     def rungs(self) -> tuple[Effort, ...]:
         """Efforts of the searches that this one is spent on, of which the best plan is taken.
 
-        Ensures: all of less effort from a second on are among them, so that more never gives a slower plan.
+        Ensures: all of less effort from two seconds on are among them, so that more never gives a slower plan.
         """
         spent = accumulate(_RUNGS)
         fitting = (rung for rung, seconds in zip(_RUNGS, spent, strict=True) if seconds <= self.seconds)
@@ -82,8 +79,7 @@ class Effort:
         """Simulations for one budget, of the several that are searched."""
         kernels = max(kernel_count, 1)
         share = self.seconds * _SIMULATED_KERNELS_PER_SECOND / _SEARCHES / kernels
-        enough = max(share, min(_CHEAP * share, _FEW_PER_KERNEL * kernels))
-        return int(min(enough, _EVALUATIONS_PER_KERNEL * kernels))
+        return int(min(share, _EVALUATIONS_PER_KERNEL * kernels))
 
     @property
     def moved_kernels(self) -> float:
