@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +76,28 @@ CASES: Mapping[str, tuple[str, dict[str, str]]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """Of a case, for a target. All of it is on the GPU, if there is one, and no budget asks for tiles."""
+
+    @functools.cache
+    def compiled(name: str, target: str) -> Path:
+        text, dims = CASES[name]
+        path = tmp_path_factory.mktemp("padding") / "model.hyb"
+        options: Any = {} if target == CPU else {"pins": {"*": "gpu"}}
+        model = with_drawn_weights(text)
+        hybridc.compile(model, path, target=target, dims=dims, plan_seconds=0.2, threads=2, **options)
+        return path
+
+    return compiled
+
+
 @pytest.fixture(scope="module", params=[(name, target) for target in TARGETS for name in CASES])
 def case(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, artifact: Callable[[str, str], Path]
 ) -> Iterator[tuple[Session, onnx.ModelProto, str]]:
-    """All of it on the GPU, if there is one."""
     name, target = request.param
-    text, dims = CASES[name]
-    model, path = with_drawn_weights(text), tmp_path_factory.mktemp("padding") / "model.hyb"
-    options: Any = {} if target == CPU else {"gpu_memory": "100%", "pins": {"*": "gpu"}}
-    hybridc.compile(model, path, target=target, dims=dims, plan_seconds=0.2, threads=2, **options)
+    path, model = artifact(name, target), with_drawn_weights(CASES[name][0])
     with hybridc.load(path, emulate_gpu=None if target == CPU else "32MiB") as session:
         yield session, model, target
 
@@ -124,10 +137,9 @@ def test_kernels_that_positions_follow_from_are_left_whole(
     assert all(graph.tensor[name].dtype == "float32" for kernel in sized.values() for name in kernel.outputs)
 
 
-def test_what_a_mask_chooses_is_computed_along_its_axis(tmp_path: Path) -> None:
+def test_what_a_mask_chooses_is_computed_along_its_axis(artifact: Callable[[str, str], Path]) -> None:
     """Values are zero behind the last key, and so whole; all else of a layer skips both axes."""
-    hybridc.compile(with_drawn_weights(ENCODER), tmp_path / "model.hyb", target=CPU, dims=CASES["encoder"][1])
-    with hybridc.load(tmp_path / "model.hyb") as session:
+    with hybridc.load(artifact("encoder", CPU)) as session:
         graph = session.artifact.in_buckets()[-1].graph
         sizes = {
             kernel.function.split("_sized_")[0]: {name for name in kernel.inputs if "size" in name}
@@ -141,18 +153,8 @@ def test_what_a_mask_chooses_is_computed_along_its_axis(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [pytest.param("encoder", marks=pytest.mark.slow), "convolutions"])
-def test_a_gpu_reads_less_for_smaller_sizes(name: str, tmp_path: Path) -> None:
-    text, dims = CASES[name]
-    hybridc.compile(
-        with_drawn_weights(text),
-        tmp_path / "model.hyb",
-        target=GPU,
-        dims=dims,
-        plan_seconds=0.2,
-        gpu_memory="100%",
-        pins={"*": "gpu"},
-    )
-    with hybridc.load(tmp_path / "model.hyb", emulate_gpu="32MiB") as session:
+def test_a_gpu_reads_less_for_smaller_sizes(name: str, artifact: Callable[[str, str], Path]) -> None:
+    with hybridc.load(artifact(name, GPU), emulate_gpu="32MiB") as session:
         bucket = session.buckets()[-1]
 
         def sectors(sizes: Mapping[str, int]) -> float:
