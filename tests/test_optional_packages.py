@@ -19,7 +19,8 @@ MODULES = {"scikit-learn": "sklearn"}
 """Packages that are imported under another name."""
 
 
-def optional_modules() -> set[str]:
+@cache
+def optional_modules() -> frozenset[str]:
     """Top-level modules of the extras that `make test` does not install."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
@@ -27,7 +28,7 @@ def optional_modules() -> set[str]:
         found = {re.split(r"[<>=! ;\[]", line)[0] for name in names for line in extras[name]}
         return {MODULES.get(package, package) for package in found}
 
-    return packages(set(extras) - set(INSTALLED_EXTRAS)) - packages(set(INSTALLED_EXTRAS))
+    return frozenset(packages(set(extras) - set(INSTALLED_EXTRAS)) - packages(set(INSTALLED_EXTRAS)))
 
 
 @cache
