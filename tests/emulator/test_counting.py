@@ -25,7 +25,6 @@ pytestmark = pytest.mark.usefixtures("device")
 
 SOURCE = """
 #include <cuda_fp16.h>
-#include <hybridc/mma.h>
 extern "C" __global__ void copy(float* x, float* y) {
   int i = blockIdx.x * 256 + threadIdx.x;
   y[i] = x[i];
@@ -54,6 +53,11 @@ extern "C" __global__ void loop(float* x, float* y) {
   for (int i = 0; i < 10; ++i) sum += x[i * 256 + threadIdx.x];
   y[threadIdx.x] = sum;
 }
+"""
+
+MATRICES = """
+#include <cuda_fp16.h>
+#include <hybridc/mma.h>
 extern "C" __global__ void matrices(half* x, float* y) {
   __shared__ alignas(16) half tile[16 * PITCH];
   for (int i = 0; i < 8; ++i) tile[(threadIdx.x % 16) * PITCH + threadIdx.x / 16 * 8 + i] = x[threadIdx.x];
@@ -108,16 +112,15 @@ def counted(source: str, kernel: str, *, grid: int, block: int | tuple[int, int]
 )
 @pytest.mark.parametrize("grid", [1, 7, 16, 17, 50])
 def test_sectors_of_a_warp(kernel: str, read: int, least_read: int, written: int, grid: int) -> None:
-    found = counted(SOURCE.replace("PITCH", "24"), kernel, grid=grid, block=256)
+    found = counted(SOURCE, kernel, grid=grid, block=256)
     warps = grid * 8
     assert found.counted_blocks == min(grid, 16)
     assert astuple(found)[3:] == (read * warps, least_read * warps, written * warps, written * warps, 0, 0)
 
 
 def test_lanes_that_do_nothing_and_turns_of_a_loop() -> None:
-    source = SOURCE.replace("PITCH", "24")
-    assert astuple(counted(source, "first_three", grid=1, block=256))[3:] == (1, 1, 1, 1, 0, 0)
-    assert astuple(counted(source, "loop", grid=1, block=256))[3:] == (320, 320, 32, 32, 0, 0)
+    assert astuple(counted(SOURCE, "first_three", grid=1, block=256))[3:] == (1, 1, 1, 1, 0, 0)
+    assert astuple(counted(SOURCE, "loop", grid=1, block=256))[3:] == (320, 320, 32, 32, 0, 0)
 
 
 @pytest.mark.parametrize(("width", "wavefronts"), [(32, 32), (33, 1)])
@@ -132,7 +135,7 @@ def test_padding_ends_the_bank_conflicts_of_a_transposition(width: int, wavefron
 def test_matrices_are_loaded_by_rows(pitch: int, wavefronts: int) -> None:
     """Eight rows of 16 bytes take one wavefront. At a pitch of 128 bytes the 16 rows of two matrices lie in
     the same banks, and those of the other two in others."""
-    source = SOURCE.replace("PITCH", str(pitch))
+    source = MATRICES.replace("PITCH", str(pitch))
     without = source.replace("ldmatrix_x4(", "(void)(")
     found, stores = (counted(text, "matrices", grid=1, block=32) for text in (source, without))
     assert found.wavefronts - stores.wavefronts == wavefronts
@@ -169,7 +172,7 @@ def test_counts_are_those_of_machine_code(
 
 
 def test_counted_kernels_compute_the_same_and_others_are_not_counted() -> None:
-    program = Program(SOURCE.replace("PITCH", "24"))
+    program = Program(SOURCE)
     x, y = upload(np.arange(1 << 12, dtype=np.float32)), allocate(1 << 14)
 
     def launch() -> None:
