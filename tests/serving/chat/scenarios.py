@@ -1,4 +1,6 @@
-"""What happens in the processes of `test_scheduler.py`: `python -m tests.serving.chat.scenarios NAME`.
+"""What happens in the process of `test_scheduler.py`.
+
+`python -m tests.serving.chat.scenarios NAME...` tells, as JSON, with which traceback each one failed.
 
 The decoder is a stand-in for GenerationSession whose runs wait until they are let go on.
 """
@@ -6,9 +8,11 @@ The decoder is a stand-in for GenerationSession whose runs wait until they are l
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import threading
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -163,5 +167,16 @@ SCENARIOS = (
     idle_sequences_leave_room_for_runs,
 )
 
+
+def failure(scenario: Callable[[], None]) -> str | None:
+    """The traceback, if there is one."""
+    try:
+        scenario()
+    except Exception:
+        return traceback.format_exc()
+    return None
+
+
 if __name__ == "__main__":
-    {each.__name__: each for each in SCENARIOS}[sys.argv[1]]()
+    named = {each.__name__: each for each in SCENARIOS}
+    print(json.dumps({name: failure(named[name]) for name in sys.argv[1:]}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,19 +15,25 @@ from tests.support.serving import needs_kserve
 pytestmark = needs_kserve
 
 
-@pytest.mark.parametrize(
-    "scenario",
-    [
-        "rows_go_on_together_and_prompts_are_read_in_parts",
-        "who_leaves_makes_room",
-        "errors_end_what_took_part_in_the_run",
-        "queues_end_and_so_does_waiting",
-        "idle_sequences_leave_room_for_runs",
-    ],
+SCENARIOS = (
+    "rows_go_on_together_and_prompts_are_read_in_parts",
+    "who_leaves_makes_room",
+    "errors_end_what_took_part_in_the_run",
+    "queues_end_and_so_does_waiting",
+    "idle_sequences_leave_room_for_runs",
 )
-def test_scheduler(scenario: str) -> None:
-    """In a process of its own: KServe and tritonclient cannot be imported in one."""
-    command = [sys.executable, "-m", "tests.serving.chat.scenarios", scenario]
+
+
+@pytest.fixture(scope="module")
+def failures() -> dict[str, str | None]:
+    """Of the scenarios, in a process of their own: KServe and tritonclient cannot be imported in one."""
+    command = [sys.executable, "-m", "tests.serving.chat.scenarios", *SCENARIOS]
     root = Path(__file__).parents[3]
     ran = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_scheduler(scenario: str, failures: dict[str, str | None]) -> None:
+    assert failures[scenario] is None, failures[scenario]
