@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import tvm
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax, te
 
@@ -28,6 +28,7 @@ from hybridc.passes.tiling import side_by_side as module
 from hybridc.passes.tiling.side_by_side import SideBySide, large_products, side_by_side
 from hybridc.schedules.shapes import index_shape
 from tests.support.programs import drawn, run_llvm
+from tests.support.random_examples import random_examples
 
 
 @pytest.fixture(autouse=True)
@@ -180,7 +181,7 @@ def in_two(layer: Layer, heads: float, share: float = 0.25) -> tuple[Program, Si
     return before, made
 
 
-@settings(max_examples=30)
+@random_examples(30)
 @given(
     layer=st.builds(
         Layer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax
 from tvm.ir import assert_structural_equal
@@ -16,6 +16,7 @@ from hybridc.passes.program.program import Program, operator_name
 from hybridc.passes.tiling import side_by_side as module
 from hybridc.passes.tiling.side_by_side import SideBySide, large_products, side_by_side
 from tests.support.programs import drawn, program_of
+from tests.support.random_examples import random_examples
 from tests.support.tiled import Network, assert_same_results
 
 
@@ -81,7 +82,7 @@ def test_second_parts_have_their_own_weights_and_cheap_operands():
     assert all(after.program.origins[b.var.name] for b in after.program.bindings)
 
 
-@settings(max_examples=25)
+@random_examples(25)
 @given(
     rows=st.integers(1, 4),
     widths=st.lists(st.integers(1, 24), min_size=2, max_size=5),
