@@ -58,7 +58,7 @@ def test_counts_agree_with_machine_code(tmp_path: Path, monkeypatch: pytest.Monk
     static = {each.kernel.function: [(gates._counters(c, gpu)[0], c) for c in each.launches] for each in made}
 
     onnx.save(small_model(), tmp_path / "small.onnx")
-    options: dict[str, Any] = {"target": "cuda:sm_86+avx2", "gpu_memory": "100%", "machine": "rtx-3090"}
+    options: dict[str, Any] = {"target": "cuda:sm_86+avx2", "machine": "rtx-3090"}
     hybridc.compile(tmp_path / "small.onnx", tmp_path / "small.hyb", pins={"*": "gpu"}, **options)
     with hybridc.load(tmp_path / "small.hyb") as session:
         feeds = {i.name: np.ones(i.shape, np.float32) for i in session.get_inputs()}
