@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -104,6 +105,22 @@ def _marks(name: str, target: str) -> list[pytest.MarkDecorator]:
     return [] if target == CPU or name == "convolutions" else [pytest.mark.slow]
 
 
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """Of a case, for a target: for a GPU with less memory than the largest sizes need."""
+
+    @functools.cache
+    def compiled(name: str, target: str) -> Path:
+        text, dims, _ = CASES[name]
+        path = tmp_path_factory.mktemp("open") / "model.hyb"
+        options: Any = GPU_OPTIONS.get(name, {"gpu_memory": "50%"}) if target != CPU else {}
+        model = with_drawn_weights(text)
+        hybridc.compile(model, path, target=target, dims=dims, plan_seconds=0.2, threads=2, **options)
+        return path
+
+    return compiled
+
+
 @pytest.fixture(
     scope="module",
     params=[
@@ -113,14 +130,11 @@ def _marks(name: str, target: str) -> list[pytest.MarkDecorator]:
     ],
 )
 def case(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, artifact: Callable[[str, str], Path]
 ) -> Iterator[tuple[Session, onnx.ModelProto, dict[str, int]]]:
-    """A session, for a GPU with less memory than the largest sizes need."""
     name, target = request.param
-    text, dims, limits = CASES[name]
-    model, path = with_drawn_weights(text), tmp_path_factory.mktemp("open") / "model.hyb"
-    options: Any = GPU_OPTIONS.get(name, {"gpu_memory": "50%"}) if target != CPU else {}
-    hybridc.compile(model, path, target=target, dims=dims, plan_seconds=0.2, threads=2, **options)
+    text, _, limits = CASES[name]
+    path, model = artifact(name, target), with_drawn_weights(text)
     emulate = GPU_MEMORY if target != "avx2" else None
     with hybridc.load(path, emulate_gpu=emulate) as session:
         assert target == CPU or name not in GPU_OPTIONS or session.memory()[Device.GPU].planned_bytes
