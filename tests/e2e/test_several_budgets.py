@@ -45,7 +45,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     data["cpu"] |= {"peak_gflops": 1, "launch_us": 100}
     machine = tmp_path_factory.mktemp("machine") / "slow.json"
     machine.write_text(json.dumps(data))
-    return {"target": TARGET, "machine": machine, "plan_seconds": 1.0}
+    return {"target": TARGET, "machine": machine, "plan_seconds": 0.05}
 
 
 @pytest.fixture(scope="module")

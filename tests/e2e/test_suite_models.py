@@ -85,8 +85,11 @@ def test_arenas_stay_near_the_live_bytes_bound(name):
             assert arena.size_bytes <= 1.01 * arena.lower_bound_bytes
 
 
+RESNETS = ("resnet18", pytest.param("resnet50", marks=pytest.mark.slow))
+
+
 @pytest.mark.parametrize(
-    "name", ["resnet50", "bert", "mobilenet_v2", "atacworks", "super_resolution", "lenet", "mlp"]
+    "name", [*RESNETS, "bert", "mobilenet_v2", "atacworks", "super_resolution", "lenet", "mlp"]
 )
 @pytest.mark.parametrize("target", ["avx2", "cuda+avx512"])
 def test_no_kernel_is_left_to_the_fallback(name, target):

@@ -363,8 +363,8 @@ def test_turing_has_them_too() -> None:
     assert "copy_async" not in str(made.function)
 
 
-def test_known_weights_are_packed_so_that_words_are_loaded() -> None:
-    packings = {name: dict(on_tensor_cores(case).packings) for name, case in CASES.items()}
+def test_known_weights_are_packed_so_that_words_are_loaded(built: Built) -> None:
+    packings = {name: dict(made.packings) for name, made in built.scheduled.items()}
     assert packings["matmul_2x3x17x64x24_uint8_0_None"][1].axes == (1, 0)
     assert packings["conv_1x64x6x7x16x64x3x3_int8_1_1_1"][1].axes == (0, 2, 3, 1)  # taps first
     assert packings["conv_1x3x22x22x16x3x7x7_uint8_2_3_1"][1].axes == (1, 2, 3, 0)  # 147 deep

@@ -377,7 +377,7 @@ def built() -> Built:
 @pytest.mark.parametrize("name", CASES)
 def test_products_are_those_of_float64(name: str, built: Built) -> None:
     case = CASES[name]
-    assert on_tensor_cores(case).rule == f"tensor_core_{'conv' if name.startswith('conv') else 'matmul'}"
+    assert built.scheduled[name].rule == f"tensor_core_{'conv' if name.startswith('conv') else 'matmul'}"
     for order in (ThreadOrder.WARPS, ThreadOrder.SHUFFLED):
         assert built.is_right(case, order)
 
@@ -401,14 +401,14 @@ def test_small_groups_are_left_to_float32() -> None:
     assert made is not None and made.rule == "conv2d"
 
 
-def test_known_weights_are_packed() -> None:
-    assert on_tensor_cores(CASES["conv_known"]).packings
-    assert on_tensor_cores(CASES["conv_groups_known"]).packings
+def test_known_weights_are_packed(built: Built) -> None:
+    assert built.scheduled["conv_known"].packings
+    assert built.scheduled["conv_groups_known"].packings
     # a thread's part of a slice has one tap where there are whole chunks of channels
-    assert [p.axes for _, p in on_tensor_cores(CASES["conv_taps_of_chunks"]).packings] == [(0, 2, 3, 1)]
+    assert [p.axes for _, p in built.scheduled["conv_taps_of_chunks"].packings] == [(0, 2, 3, 1)]
     assert not on_tensor_cores(replace(CASES["conv"], known_weights=True)).packings
     # of 75 along the depth each row begins elsewhere in a line, of 16 output channels none does
-    ((_, packing),) = on_tensor_cores(CASES["conv_deep_weights"]).packings
+    ((_, packing),) = built.scheduled["conv_deep_weights"].packings
     assert packing.axes == (1, 2, 3, 0)
 
 
