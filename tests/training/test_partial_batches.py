@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import hybridc
@@ -25,6 +25,7 @@ from hybridc.training.data import Dataset
 from hybridc.training.loop import NullCallback, TrainingRun, train
 from hybridc.training.session import TrainingSession
 from tests.support.machines import EAGER_GPU
+from tests.support.random_examples import random_examples
 from tests.training.conftest import BATCH, CLASSES, LOSS, OPTIMIZER, examples, network, network_with_loss
 
 pytestmark = pytest.mark.isa("avx2")
@@ -85,8 +86,14 @@ def check_same(
         np.testing.assert_allclose(found[1][name], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("model", [network, own_loss])
-@pytest.mark.parametrize("count", [1, 7, BATCH])
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [
+        *((network, count) for count in (1, 7, BATCH)),
+        (own_loss, 7),
+        *(pytest.param(own_loss, count, marks=pytest.mark.slow) for count in (1, BATCH)),
+    ],
+)
 def test_step_is_that_of_a_network_compiled_for_as_many(
     model: Callable[[], onnx.ModelProto], count: int, compiled: Compile
 ) -> None:
@@ -121,7 +128,7 @@ def test_step_on_a_gpu_is_that_of_a_network_compiled_for_as_many(budget: str, co
         check_same(trained(session, [5, 5]), trained(exact, [5, 5]))
 
 
-@settings(deadline=None, max_examples=20)
+@random_examples(20)
 @given(count=st.integers(1, BATCH), parts=st.sampled_from([2, 4, BATCH]))
 def test_parts_of_any_batch_have_the_mean_of_its_examples(count: int, parts: int, compiled: Compile) -> None:
     with (
