@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -91,7 +92,7 @@ def make_plans(
     bounds = _Bounds(tuple((t, t.context(machine, effort, host_bytes)) for t in tilings))
     if watch is not None and not whole.graph.caches:  # what is searched for has caches on the host
         for b in budgets:
-            watch.bounded(b, min(bounds.time_us(number, b) for number in range(len(tilings))))
+            watch.bounded(b, bounds.least_us(b))
     beside = _side_by_side(sides, machine, budgets, effort, host_bytes, watcher)
     # the search for others takes most of the time
     left = [b for b in budgets if b not in beside or not _is_unbeaten(beside[b], b, bounds)]
@@ -138,14 +139,25 @@ class _Bounds:
     contexts: tuple[tuple[Tiling, PlanningContext], ...]
     _known_us: dict[tuple[int, int], float] = field(default_factory=dict)
 
-    def time_us(self, number: int, budget_bytes: int) -> float:
-        """Of the plans of a tiling, by its number, for a budget."""
+    def least_us(self, budget_bytes: int) -> float:
+        """Of the plans of all tilings for a budget."""
+        least_us = math.inf
+        for number in range(len(self.contexts)):
+            least_us = min(least_us, self.time_us(number, budget_bytes, least_us))
+        return least_us
+
+    def time_us(self, number: int, budget_bytes: int, enough_us: float) -> float:
+        """Of the plans of a tiling, by its number, for a budget. One that takes no time will do if it exceeds
+        `enough_us`."""
         tiling, context = self.contexts[number]
         key = number, min(budget_bytes, tiling.last_bytes)
         if key not in self._known_us:
+            quick_us = time_bound_us(context, key[1], quick=True)
             # of more it would take longer than the search that it may spare
-            quick = tiling.is_cut_up and len(tiling.graph.kernels) > MOST_ROUNDED_KERNELS
-            self._known_us[key] = time_bound_us(context, key[1], quick=quick)
+            is_large = tiling.is_cut_up and len(tiling.graph.kernels) > MOST_ROUNDED_KERNELS
+            if is_large or quick_us > enough_us:
+                return quick_us
+            self._known_us[key] = time_bound_us(context, key[1])
         return self._known_us[key]
 
 
@@ -172,7 +184,7 @@ def _fastest(
     def is_hopeless(number: int, b: int) -> bool:
         if b not in best:
             return False
-        bound_us = bounds.time_us(number, b)
+        bound_us = bounds.time_us(number, b, best[b].placed.makespan_us * (1 + ROUNDING))
         if best[b] is not known.get(b):
             return best[b].rank < (False, bound_us * (1 + ROUNDING))
         if tilings[number] is best[b].tiling:
@@ -295,12 +307,12 @@ def _is_unbeaten(candidate: _Candidate, budget_bytes: int, bounds: _Bounds) -> b
     """Whether no plan of another way to cut the network up is faster, by their bounds or by decree."""
     if candidate.tiling.is_required:
         return True
-    least_us = min(
-        cache_bound_us(context, tiling.pins, budget_bytes)
-        if context.graph.caches
-        else bounds.time_us(number, budget_bytes)
-        for number, (tiling, context) in enumerate(bounds.contexts)
-    )
+    if bounds.contexts[0][1].graph.caches:
+        least_us = min(
+            cache_bound_us(context, tiling.pins, budget_bytes) for tiling, context in bounds.contexts
+        )
+    else:
+        least_us = bounds.least_us(budget_bytes)
     return candidate.rank[:2] <= (False, least_us)
 
 

@@ -41,8 +41,8 @@ _PROOF_SECONDS = 1.0
 _SECONDS_PER_PROOF_UNIT = 20
 
 
-# A search takes seconds whatever its effort, of large graphs some tens: so there are few of them, and all but a
-# small one of the usual effort is left to the last. From there on a factor of two apart, as half of a larger one is.
+# A search takes seconds whatever its effort, of large graphs some tens. So there are few: of the usual effort
+# all but a small one is left to the last, of more about half.
 _RUNGS = (2.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 """Efforts of the searches that are made one after the other, in seconds."""
 
@@ -64,7 +64,7 @@ class Effort:
     def rungs(self) -> tuple[Effort, ...]:
         """Efforts of the searches that this one is spent on, of which the best plan is taken.
 
-        Ensures: all of less effort from two seconds on are among them, so that more never gives a slower plan.
+        Ensures: all of less effort from two seconds on are among them: more never gives a slower plan.
         """
         spent = accumulate(_RUNGS)
         fitting = (rung for rung, seconds in zip(_RUNGS, spent, strict=True) if seconds <= self.seconds)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hybridc.passes.planner.bounds import bound
 from hybridc.passes.planner.bounds.bound import (
@@ -118,9 +121,33 @@ def test_simple_bound_is_the_critical_path_or_the_work_of_one_lane() -> None:
     assert simple_time_bound_us(gpu_chain(1000)) == 30
     build = ProblemBuilder()
     for _ in range(3):
-        build.kernel(size=0, gpu_us=10, cpu_us=30)
-    assert simple_time_bound_us(build.problem(1)) == 10
-    assert simple_time_bound_us(replace(build.problem(1), gpu_us=(math.inf,) * 3)) == 90
+        build.kernel(size=0, gpu_us=10, cpu_us=300)
+    assert simple_time_bound_us(replace(build.problem(1), gpu_us=(math.inf,) * 3)) == 900
+    assert simple_time_bound_us(replace(build.problem(1), cpu_us=(math.inf,) * 3)) == 30
+
+
+def test_simple_bound_divides_the_work_between_the_devices() -> None:
+    build = ProblemBuilder()
+    for gpu_us, cpu_us in ((10, 30), (10, 30), (10, 30), (40, 20), (math.inf, 5), (0, 0)):
+        build.kernel(size=0, gpu_us=gpu_us, cpu_us=cpu_us)
+    # an eighth of one of the first three is on the CPU, beside the fourth and the fifth
+    assert simple_time_bound_us(build.problem(1)) == pytest.approx(28.75)
+
+
+@given(times=st.lists(st.tuples(*2 * [st.integers(0, 20) | st.just(math.inf)]), min_size=1, max_size=7))
+def test_no_division_of_the_work_takes_less(times: list[tuple[float, float]]) -> None:
+    build = ProblemBuilder()
+    for gpu_us, cpu_us in times:
+        if min(gpu_us, cpu_us) < math.inf:
+            build.kernel(size=0, gpu_us=gpu_us, cpu_us=cpu_us)
+    problem = build.problem(1)
+    kernels = list(zip(problem.gpu_us, problem.cpu_us, strict=True))
+    divisions = product((0, 1), repeat=len(kernels))
+    ends_us = (
+        max(sum(us[d] for us, d in zip(kernels, division, strict=True) if d == device) for device in (0, 1))
+        for division in divisions
+    )
+    assert simple_time_bound_us(problem) <= min(ends_us) * (1 + 1e-12)
 
 
 def test_bytes_of_an_all_gpu_run_are_reached_by_the_simulator() -> None:
