@@ -128,7 +128,7 @@ def fuse_attention(program: Program, suits: Callable[[Attention], bool] = lambda
     Ensures: every binding has origins; inputs and outputs of `main` as they were.
     Raises: nothing of its own.
     """
-    found = [match for match in _find(program) if suits(match)]
+    found = [match for match in find_attention(program) if suits(match)]
     if not found:
         return program
     last = {match.members[-1]: match for match in found}
@@ -160,14 +160,15 @@ def fuse_attention(program: Program, suits: Callable[[Attention], bool] = lambda
 
 def attention_operands(program: Program, suits: Callable[[Attention], bool]) -> list[tuple[relax.Var, ...]]:
     """Of every attention that `suits`, the tensors that its queries, keys and values are made of."""
-    found = [match for match in _find(program) if suits(match)]
+    found = [match for match in find_attention(program) if suits(match)]
     return [tuple(operand.tensor for operand in match.operands) for match in found]
 
 
 # ------------------------------------------------------------------------------------------ matching
 
 
-def _find(program: Program) -> list[Attention]:
+def find_attention(program: Program) -> list[Attention]:
+    """Every attention of a canonical program that is in float32, whatever its sizes."""
     values = {b.var: b.value for b in program.bindings}
     uses = count_uses(program)
     readers: dict[relax.Expr, relax.Var] = {}

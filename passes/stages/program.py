@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -81,12 +82,18 @@ def fuse_network(c: ImportedNetwork, _: Progress) -> FusedNetwork:
     if target.has_gpu and precision in _EXACT_PRODUCTS and has_quantized_activations(whole):
         whole = multiply_integers(whole, target.isa)
     if target.has_gpu:
-        is_narrow = bool(c.narrow.nodes) or precision == FP16 or c.job.options.trains_in_bf16
-        suits = partial(_has_attention_kernel, is_narrow=is_narrow)
+        suits = gpu_attention(c)
         whole = join_heads(whole, attention_operands(whole, suits), c.library.weights)
         whole = fuse_attention(whole, suits)
     program = fuse(whole, c.library.table)
     return FusedNetwork(c.job, program, c.library, c.narrow, unfused=c.program)
+
+
+def gpu_attention(c: ImportedNetwork) -> Callable[[Attention], bool]:
+    """Whether an attention of a network for both devices is one kernel."""
+    options = c.job.options
+    is_narrow = bool(c.narrow.nodes) or options.precision == FP16 or options.trains_in_bf16
+    return partial(_has_attention_kernel, is_narrow=is_narrow)
 
 
 def _has_attention_kernel(match: Attention, *, is_narrow: bool) -> bool:

@@ -27,10 +27,11 @@ from hybridc.passes.planner.search.partition import (
 )
 from hybridc.passes.planner.side_by_side import cut_by_bandwidth, cut_worth_making, second_kernels, with_heads
 from hybridc.passes.program.program import Program
+from hybridc.passes.stages.program import gpu_attention
 from hybridc.passes.stages.searches import remembered_search, search_first_plans, watched
 from hybridc.passes.tiling.side_by_side import large_products, side_by_side
 from hybridc.passes.tiling.tile import tile
-from hybridc.passes.tiling.working_set import kernel_groups
+from hybridc.passes.tiling.working_set import Suits, kernel_groups
 from hybridc.progress import Progress
 from hybridc.schedules.storage import NARROW
 
@@ -165,12 +166,12 @@ def _tilings(
     for limit_bytes in limits:
         if c.job.watch is not None and c.job.watch.is_content():
             break  # what is tiled is not planned any more
-        program = tile(c.unfused, int(limit_bytes * widening))
+        program = tile(c.unfused, int(limit_bytes * widening), gpu_attention(c))
         if program is c.unfused:
             break  # all kernels are within this limit
         if found and limit_bytes > largest_bytes and _some_fits((whole, *found), c.machine, largest_bytes):
             break  # no budget could use larger tiles; where nothing fits, these may need less
-        if _kernel_count(program) > MAX_TILED_KERNELS:
+        if _kernel_count(program, gpu_attention(c)) > MAX_TILED_KERNELS:
             continue
         tiled = to_graph(ImportedNetwork(c.job, program, c.library, c.narrow), progress)
         progress.stage("tile")  # again, after the stages of the tiling
@@ -188,6 +189,6 @@ def _widening(graph: Graph) -> float:
     return (stored + narrow) / stored if stored else 1.0
 
 
-def _kernel_count(program: Program) -> int:
+def _kernel_count(program: Program, suits: Suits) -> int:
     """How many kernels `fuse` will make of a program."""
-    return sum(not group.is_view for group in kernel_groups(program))
+    return sum(not group.is_view for group in kernel_groups(program, suits))

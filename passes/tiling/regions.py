@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from tvm import relax
 
 from hybridc.passes.program.program import Program, is_op, operator_name
+from hybridc.passes.tiling.limits import UNREACHABLE_LIMIT_SLACK
 from hybridc.passes.tiling.slice_rules import slice_of
 from hybridc.passes.tiling.tile_sizes import (
     Axes,
@@ -23,14 +24,14 @@ from hybridc.passes.tiling.tile_sizes import (
     concats_in_readers,
     try_tile_sizes,
 )
-from hybridc.passes.tiling.working_set import KernelGroup, kernel_groups
+from hybridc.passes.tiling.working_set import KernelGroup, Suits, any_attention, kernel_groups
 
 GATHERS = ("halo", "concat")
 """Inside a tiled kernel these may stay whole; they are then kernels of their own."""
 
 
 def choose_tiled_tensors(
-    program: Program, limit_bytes: int, *, again: bool = False
+    program: Program, limit_bytes: int, suits: Suits = any_attention, *, again: bool = False
 ) -> dict[relax.Var, TiledTensor]:
     """The tiles of every binding that is not left whole; empty where no kernel exceeds `limit_bytes`.
 
@@ -38,8 +39,9 @@ def choose_tiled_tensors(
     seeds: what concatenates tiles at the end of a region is as large as it must be.
     Ensures: every tile can be computed (`slice_rules.slice_of`).
     """
-    groups = kernel_groups(program)
-    large = [g for g in groups if g.size_bytes > limit_bytes and not (again and g.only_moves)]
+    groups = kernel_groups(program, suits)
+    worth_bytes = limit_bytes * UNREACHABLE_LIMIT_SLACK if again else limit_bytes
+    large = [g for g in groups if g.size_bytes > worth_bytes and not (again and g.only_moves)]
     if not large:
         return {}
     growth = _Growth(TensorFacts(program), groups, limit_bytes)
@@ -98,7 +100,7 @@ class _Growth:
     def plant(self, seed: KernelGroup) -> None:
         """Tile a kernel along the axis that brings it under the limit with the fewest tiles.
 
-        If none does, along the one that comes closest. The first of equal axes wins.
+        If none does, along the one that comes closest, unless it gains little. The first of equal axes wins.
         """
         if seed.result in self.axes:
             return
@@ -111,7 +113,7 @@ class _Growth:
                         found.append((max(needed, self.limit_bytes), count, len(found), along))
         if found:
             smallest, _, _, best = min(found, key=lambda choice: choice[:3])
-            if smallest < seed.size_bytes or seed.size_bytes <= self.limit_bytes:
+            if smallest == self.limit_bytes or smallest * UNREACHABLE_LIMIT_SLACK < seed.size_bytes:
                 self._add(seed, best)
 
     def _axes_to_try(self, group: KernelGroup) -> list[int]:

@@ -41,16 +41,16 @@ from hybridc.passes.tiling.limits import MAX_CALLS
 from hybridc.passes.tiling.regions import choose_tiled_tensors
 from hybridc.passes.tiling.slice_rules import Operation, Slice, SliceRule, slice_of
 from hybridc.passes.tiling.tile_sizes import TensorFacts, TiledTensor, concats_in_readers
-from hybridc.passes.tiling.working_set import largest_working_set_bytes
+from hybridc.passes.tiling.working_set import Suits, any_attention, largest_working_set_bytes
 
 MAX_ROUNDS = 3
 """Tiles that are still too large are tiled again, along another axis: batches, then rows, then channels."""
 
 
-def tile(program: Program, limit_bytes: int) -> Program:
+def tile(program: Program, limit_bytes: int, suits: Suits = any_attention) -> Program:
     """Tile kernels until the working set of each is within `limit_bytes`, as far as that is possible.
 
-    Requires: `main` canonical.
+    Requires: `main` canonical; attention that `suits` is to be one kernel.
     Ensures: the same results up to rounding, inputs and outputs as they were; the program itself where no
     kernel exceeds the limit. Tile i of `v` is called `v.band{i}` and has the origins of `v`.
     Raises: nothing of its own.
@@ -58,11 +58,11 @@ def tile(program: Program, limit_bytes: int) -> Program:
     whole, program = program, split_batch(program, limit_bytes)
     is_split = program is not whole
     for i in range(MAX_ROUNDS):
-        tiled = choose_tiled_tensors(program, limit_bytes, again=is_split or i > 0)
+        tiled = choose_tiled_tensors(program, limit_bytes, suits, again=is_split or i > 0)
         if not tiled or sum(len(t.spans) for t in tiled.values()) > MAX_CALLS:
             break
         finer = emit_tiles(program, tiled)
-        if is_split and largest_working_set_bytes(finer) >= largest_working_set_bytes(program):
+        if is_split and largest_working_set_bytes(finer, suits) >= largest_working_set_bytes(program, suits):
             break  # what concatenates its tiles is larger than the kernels
         program = finer
     return program

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm import relax
 
 from hybridc.ir.graph import dtype_bits
+from hybridc.passes.fuse.attention import Attention, find_attention
 from hybridc.passes.fuse.fuse import form_groups
 from hybridc.passes.program.operators import Fact, has_fact, name_has_fact
 from hybridc.passes.program.prim_funcs import OperatorFacts, Pattern
@@ -21,6 +23,11 @@ from hybridc.passes.program.program import (
 
 MOVING_FUNCTIONS = ("halo", "rows")
 """Functions of `tile` that only move data."""
+
+
+Members = tuple[relax.VarBinding, ...]
+Suits = Callable[[Attention], bool]
+"""Whether `fuse_attention` will make one kernel of a match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +50,44 @@ class KernelGroup:
         return self.members[-1].var
 
 
-def largest_working_set_bytes(program: Program) -> int:
+def any_attention(_: Attention) -> bool:
+    """All of it is one kernel."""
+    return True
+
+
+def largest_working_set_bytes(program: Program, suits: Suits = any_attention) -> int:
     """The largest of all kernels of a program that is not yet fused.
 
     Requires: `program` canonical.
     """
-    return max((group.size_bytes for group in kernel_groups(program)), default=0)
+    return max((group.size_bytes for group in kernel_groups(program, suits)), default=0)
 
 
-def kernel_groups(program: Program) -> list[KernelGroup]:
-    """The kernels that `fuse` will form, in an executable order."""
+def kernel_groups(program: Program, suits: Suits = any_attention) -> list[KernelGroup]:
+    """The kernels that `fuse_attention`, of what `suits`, and `fuse` will form, in an executable order."""
     bindings = program.bindings
-    return [_kernel(tuple(bindings[i] for i in g.members)) for g in form_groups(program, _facts)]
+    groups = [tuple(bindings[i] for i in g.members) for g in form_groups(program, _facts)]
+    return [_kernel(members) for members in _with_attention(program, groups, suits)]
 
 
-def _kernel(members: tuple[relax.VarBinding, ...]) -> KernelGroup:
+def _with_attention(program: Program, groups: list[Members], suits: Suits) -> list[Members]:
+    """The groups, of which those from the scores of an attention to its result are one: scores are stored
+    nowhere. What transposes an operand is apart, as several tiles may read what it makes."""
+    position = {binding.var: i for i, binding in enumerate(program.bindings)}
+    group_of = {member.var: group for group in groups for member in group}
+    for match in filter(suits, find_attention(program)):
+        first = match.members.index(match.scores)
+        parts = dict.fromkeys(group_of[var] for var in match.members[first:])
+        members = sorted((m for part in parts for m in part), key=lambda m: position[m.var])
+        apart = [m for m in members if m.var in match.members[:first]]
+        group_of.update((m.var, (m,)) for m in apart)
+        joined = tuple(m for m in members if m not in apart)
+        group_of.update((m.var, joined) for m in joined)
+    distinct = {id(group): group for group in group_of.values()}
+    return sorted(distinct.values(), key=lambda group: position[group[-1].var])
+
+
+def _kernel(members: Members) -> KernelGroup:
     own = {member.var for member in members}
     read = dict.fromkeys(v for member in members for v in variables(member.value))
     inputs = tuple(v for v in read if v not in own)

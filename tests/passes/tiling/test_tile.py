@@ -10,6 +10,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
+from hybridc.passes.fuse.attention import fuse_attention
 from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.program.program import Program, operator_name, tensor_shape
 from hybridc.passes.tiling.tile import emit_tiles, tile
@@ -207,12 +208,26 @@ def test_a_cut_weight_of_a_tied_embedding_is_transposed_part_by_part():
     assert {operator_name(b.value) for b in fuse(after).bindings} == {"permute_dims_matmul", "concat"}
 
 
-def test_rows_of_attention_are_cut_and_its_softmax_with_them():
+def attention() -> Program:
+    """64 queries of depth 8: tensors of 2 KiB, and scores of 16 KiB."""
     net = Network(1, 64, 8)
     keys = net.emit(relax.op.permute_dims(net.x, [0, 2, 1]))
     scores = net.emit(relax.op.nn.softmax(net.emit(relax.op.matmul(net.x, keys)), axis=-1))
-    after = tiled(net.program(net.emit(relax.op.matmul(scores, net.x))), 12 * KIB)
+    return net.program(net.emit(relax.op.matmul(scores, net.x)))
+
+
+def test_rows_of_attention_are_cut_and_its_softmax_with_them():
+    after = tile(attention(), 12 * KIB, lambda match: False)
     assert set(shapes(after, "softmax")) == {(1, 16, 64)}
+    assert_same_results(after, attention())
+
+
+def test_scores_that_are_stored_nowhere_need_no_memory():
+    before = attention()
+    assert tile(before, 6 * KIB) is before
+    after = tiled(before, 5 * KIB)
+    assert set(shapes(after, "softmax")) == {(1, 16, 64)}
+    assert {operator_name(b.value) for b in fuse(fuse_attention(after)).bindings} >= {"attention"}
 
 
 def test_bands_are_listed_in_the_order_in_which_results_need_them():
