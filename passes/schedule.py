@@ -57,7 +57,7 @@ def schedule_requests(
 
     Requires: `program` fused, so that calls of one function agree on which arguments are weights.
     """
-    constants, shared = constant_arguments(program), shared_arguments(program)
+    constants = constant_arguments(program)
     functions = {g.name_hint: f for g, f in program.functions.items()}
     return {
         name: Request(
@@ -68,7 +68,6 @@ def schedule_requests(
             int8_activations=int8_activations,
             threads=threads,
             gpu=gpu,
-            shared_constants=shared[name],
             many_sizes=many_sizes,
             open_dimensions=open_dimensions,
         )
@@ -103,7 +102,7 @@ def _schedule(request: Request, device: Device, cache: Cache) -> Scheduled | Non
     def parts() -> Iterator[str]:
         rest = replace(request, function=None, constants=frozenset())  # type: ignore[arg-type]
         if device is Device.CPU:
-            rest = replace(rest, gpu=None)
+            rest = replace(rest, gpu=None, shared_constants=frozenset())
         yield from ("schedule", tvm.ir.save_json(request.function))
         yield content_of((request.constants, rest, device))
 
@@ -141,6 +140,37 @@ def constant_arguments(program: Program) -> Mapping[str, frozenset[int]]:
     return found
 
 
+def with_agreed_layouts(
+    program: Program,
+    requests: Mapping[str, Request],
+    scheduled: Mapping[tuple[str, Device], Scheduled],
+    cache: Cache = NoCache(),  # noqa: B008 - it has no state
+) -> Mapping[tuple[str, Device], Scheduled]:
+    """`scheduled` with functions that leave a weight on the GPU as it is where its readers want it in several
+    layouts: those that have a request are scheduled again.
+
+    Most often tiles of one convolution agree, and share the layout that the whole one would have.
+    """
+    asked, made = dict(requests), dict(scheduled)
+    while True:
+        disputed = defaultdict[str, set[int]](set)
+        for readers in _layouts(program, made).values():
+            is_disputed = len({layout for _, _, layout in readers}) > 1
+            for name, position, layout in readers if is_disputed else ():
+                if layout is not None and name in asked:
+                    disputed[name].add(position)
+        if not disputed:
+            return made
+        for name, positions in disputed.items():
+            shared = asked[name].shared_constants | positions
+            asked[name] = replace(asked[name], shared_constants=shared)
+            again = _schedule(asked[name], Device.GPU, cache)
+            if again is None or positions & {position for position, _ in again.packings}:
+                del made[name, Device.GPU]  # it has no other way to read the weight
+            else:
+                made[name, Device.GPU] = again
+
+
 def with_one_layout(
     program: Program, scheduled: Mapping[tuple[str, Device], Scheduled]
 ) -> Mapping[tuple[str, Device], Scheduled]:
@@ -149,8 +179,23 @@ def with_one_layout(
     A function that was scheduled for another way to cut the network up, or another size, may have been alone
     with a weight there, and packed it.
     """
-    layouts = defaultdict[str, Counter[Packing | None]](Counter)
-    readers: list[tuple[str, str, Packing | None]] = []
+    refused = set()
+    for readers in _layouts(program, scheduled).values():
+        counts = Counter(layout for _, _, layout in readers)
+        most = max(counts, key=counts.__getitem__)
+        refused |= {(name, Device.GPU) for name, _, layout in readers if layout != most}
+    return {key: made for key, made in scheduled.items() if key not in refused} if refused else scheduled
+
+
+Reader = tuple[str, int, Packing | None]
+"""A function, the position of a weight among its parameters, and its layout there."""
+
+
+def _layouts(
+    program: Program, scheduled: Mapping[tuple[str, Device], Scheduled]
+) -> Mapping[str, Sequence[Reader]]:
+    """What the calls of functions that the GPU has want of each weight."""
+    readers = defaultdict[str, list[Reader]](list)
     constants = constant_arguments(program)
     for binding in program.bindings:
         if is_op(binding.value, "call_tir"):
@@ -158,25 +203,5 @@ def with_one_layout(
             made = scheduled.get((function.name_hint, Device.GPU))
             packings = {} if made is None else dict(made.packings)
             for i in constants[function.name_hint] if made is not None else ():
-                weight, layout = arguments.fields[i].name, packings.get(i)
-                layouts[weight][layout] += 1
-                readers.append((function.name_hint, weight, layout))
-    most = {weight: max(counts, key=counts.__getitem__) for weight, counts in layouts.items()}
-    refused = {(name, Device.GPU) for name, weight, layout in readers if layout != most[weight]}
-    return {key: made for key, made in scheduled.items() if key not in refused} if refused else scheduled
-
-
-def shared_arguments(program: Program) -> Mapping[str, frozenset[int]]:
-    """Positions of the arguments that are weights in some call which another function reads, too, or the same
-    one at another position."""
-    constants, readers = constant_arguments(program), defaultdict[str, set[tuple[str, int]]](set)
-    for binding in program.bindings:
-        if is_op(binding.value, "call_tir"):
-            function, arguments = binding.value.args[:2]
-            for i in constants[function.name_hint]:
-                readers[arguments.fields[i].name].add((function.name_hint, i))
-    found = defaultdict[str, set[int]](set)
-    for places in readers.values():
-        for name, position in places if len(places) > 1 else ():
-            found[name].add(position)
-    return {name: frozenset(found[name]) for name in constants}
+                readers[arguments.fields[i].name].append((function.name_hint, i, packings.get(i)))
+    return readers

@@ -47,7 +47,7 @@ class Request:
     """Whose estimated times decide between tiles of a GPU. None, or one that `hybridc.gpu_model` does not
     know: the GPU of the default profile."""
     shared_constants: frozenset[int] = frozenset()
-    """Those of `constants` that other functions read, too: a GPU has one layout of each weight."""
+    """Those of `constants` that other functions want in another layout: a GPU has one of each weight."""
     bf16_speedup: float = BF16_SPEEDUP
     """Of packed lanes of bf16 over multiply-adds of floats on a CPU's vectors."""
     many_sizes: bool = False

@@ -16,7 +16,13 @@ from hybridc.passes.phases import (
 )
 from hybridc.passes.program.program import with_own_names
 from hybridc.passes.read_graph import read_graph
-from hybridc.passes.schedule import choose_tiles, schedule_functions, schedule_requests, with_one_layout
+from hybridc.passes.schedule import (
+    choose_tiles,
+    schedule_functions,
+    schedule_requests,
+    with_agreed_layouts,
+    with_one_layout,
+)
 from hybridc.progress import Progress
 
 
@@ -40,7 +46,7 @@ def schedule_network(c: FusedNetwork, progress: Progress) -> ScheduledNetwork:
         scheduled = choose_tiles(program, requests, scheduled, c.job.chooser)
     library = replace(
         c.library,
-        scheduled={**known, **scheduled},
+        scheduled=with_agreed_layouts(program, requests, {**known, **scheduled}, c.job.cache),
         weights={**c.library.weights, **program.weights},
     )
     return ScheduledNetwork(c.job, program, library, c.narrow, unfused=c.unfused)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
+import tvm
 from tvm import tirx
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -11,9 +12,15 @@ from tvm.script import relax as R
 from hybridc.ir import Device
 from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.program.program import with_own_names
-from hybridc.passes.schedule import with_one_layout
+from hybridc.passes.schedule import (
+    schedule_functions,
+    schedule_requests,
+    with_agreed_layouts,
+    with_one_layout,
+)
 from hybridc.schedules.packing import Packing
 from hybridc.schedules.rule import Scheduled
+from hybridc.targets import parse_target
 from tests.support.programs import compiled, drawn, program_of
 
 
@@ -48,6 +55,54 @@ def test_a_function_alone_with_its_layout_of_a_weight_is_none_of_the_gpu() -> No
         assert set(scheduled) - set(left) == {(single, Device.GPU)}
         del scheduled[other, Device.GPU]
         assert with_one_layout(program, scheduled) is scheduled
+
+
+def layouts(module: tvm.IRModule) -> set[Packing | None]:
+    """Of the weight, which is the second argument of all functions, on a GPU."""
+    program = fuse(program_of(module, {"w": drawn(0, 64, 64, 3, 3)}))
+    target = parse_target("cuda:sm_80+avx2")
+    requests = schedule_requests(program, target)
+    scheduled = with_agreed_layouts(program, requests, schedule_functions(requests, [Device.GPU]))
+    assert with_one_layout(program, scheduled) is scheduled
+    assert len(scheduled) == 2
+    return {dict(made.packings).get(1) for made in scheduled.values()}
+
+
+def test_tiles_of_a_convolution_share_the_layout_of_its_weight() -> None:
+    @I.ir_module
+    class Tiles:
+        @R.function
+        def main(  # type: ignore[no-untyped-def]
+            x: R.Tensor((1, 64, 34, 64), "float32"),
+            z: R.Tensor((1, 64, 18, 64), "float32"),
+            w: R.Tensor((64, 64, 3, 3), "float32"),
+        ):
+            with R.dataflow():
+                a = R.nn.conv2d(x, w)
+                b = R.nn.conv2d(z, w)
+                R.output(a, b)
+            return (a, b)
+
+    shape = (64, 64, 3, 3)
+    assert layouts(Tiles) == {Packing(shape, shape, (1, 2, 3, 0))}
+
+
+def test_a_weight_that_is_read_in_two_ways_stays_as_it_is() -> None:
+    @I.ir_module
+    class Ways:
+        @R.function
+        def main(  # type: ignore[no-untyped-def]
+            x: R.Tensor((1, 64, 34, 64), "float32"),
+            z: R.Tensor((64, 64, 3, 3), "float32"),
+            w: R.Tensor((64, 64, 3, 3), "float32"),
+        ):
+            with R.dataflow():
+                a = R.nn.conv2d(x, w)
+                b = R.add(z, w)
+                R.output(a, b)
+            return (a, b)
+
+    assert layouts(Ways) == {None}
 
 
 def test_a_weight_with_the_name_of_another_one_gets_its_own() -> None:
