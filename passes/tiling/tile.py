@@ -25,6 +25,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
+from hybridc.passes.program.operators import Fact, has_fact
 from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,
@@ -115,7 +116,8 @@ class _TileEmitter:
     written_edges: dict[object, relax.Expr] = field(default_factory=dict)
     functions: dict[str, tuple[tvm.ir.GlobalVar, tirx.PrimFunc]] = field(init=False)
     """By name: those that the program has, of earlier rounds too, and new ones."""
-    slices: dict[tuple[relax.Expr, Slice], relax.Expr] = field(default_factory=dict)
+    slices: dict[tuple[relax.Expr, Slice, relax.Var | None], relax.Expr] = field(default_factory=dict)
+    """What is read of an operand; halos by the convolution that they become part of."""
 
     def __post_init__(self) -> None:
         parts = {var: self._input_tiles(var) for var in self.program.inputs}
@@ -231,8 +233,9 @@ class _TileEmitter:
             variable, function = rule.function()
             self.functions[variable.name_hint] = variable, function
         origins = self.program.origins[var.name]
+        convolution = var if has_fact(self.operations[var].call, Fact.CONVOLUTION) else None
         operands = [
-            self._read(operand, sliced, origins)
+            self._read(operand, sliced, origins, convolution)
             for operand, sliced in zip(self.operations[var].operands, rule.slices, strict=True)
         ]
 
@@ -243,26 +246,33 @@ class _TileEmitter:
 
     # ----------------------------------------------------------------------------- what is read
 
-    def _read(self, operand: relax.Expr, sliced: Slice | None, origins: Sequence[str]) -> relax.Expr:
-        """A slice of an operand; the whole operand for None."""
+    def _read(
+        self,
+        operand: relax.Expr,
+        sliced: Slice | None,
+        origins: Sequence[str],
+        convolution: relax.Var | None,
+    ) -> relax.Expr:
+        """A slice of an operand; the whole operand for None. A `convolution` that reads it has its own halo."""
         if not isinstance(operand, relax.Var | GenericConst):
             return operand
         if operand in self.unwritten:
             concat = self.operations[operand]
-            read = [self._read(joined, sliced, origins) for joined in concat.operands]
+            read = [self._read(joined, sliced, origins, convolution) for joined in concat.operands]
             joined = relax.op.concat(read, axis=int(concat.call.attrs.axis))
             return self.builder.emit(joined, self._origins(operand), operand.name)
         value = self._known(operand)
         if sliced is None or (value is None and _is_all(operand, sliced) and operand not in self.tiled):
             return operand if isinstance(operand, GenericConst) else self.whole(operand)
-        if (operand, sliced) not in self.slices:
-            read = (
+        has_halo = value is None and len(self._tiles_of(operand, sliced)) > 1
+        key = operand, sliced, convolution if has_halo else None
+        if key not in self.slices:
+            self.slices[key] = (
                 self._gather(operand, sliced, origins)
                 if value is None
                 else self._weight_slice(operand, value, sliced)
             )
-            self.slices[operand, sliced] = read
-        return self.slices[operand, sliced]
+        return self.slices[key]
 
     def _known(self, operand: relax.Expr) -> np.ndarray | None:
         if isinstance(operand, GenericConst):

@@ -120,6 +120,14 @@ def test_fuse_makes_halos_and_epilogues_part_of_the_convolution():
     assert not names & {"halo", "add", "relu", "add_relu"}
 
 
+def test_each_of_two_convolutions_reads_the_halo_itself():
+    net = Network(1, 4, 16, 16)
+    x = net.conv(net.x, 4)
+    both = [net.conv(x, 4), net.conv(x, 8)]
+    names = {operator_name(b.value) for b in fuse(tiled(net.program(*both), 5 * KIB)).bindings}
+    assert "halo_conv2d_add_relu" in names and "halo" not in names
+
+
 def test_a_skip_and_what_comes_up_are_joined_by_the_convolution_that_reads_them():
     after = tiled(u_net(), 12 * KIB)
     fused = fuse(after)
