@@ -89,9 +89,12 @@ def check_same(
 @pytest.mark.parametrize(
     ("model", "count"),
     [
-        *((network, count) for count in (1, 7, BATCH)),
-        (own_loss, 7),
-        *(pytest.param(own_loss, count, marks=pytest.mark.slow) for count in (1, BATCH)),
+        *((model, 7) for model in (network, own_loss)),
+        *(
+            pytest.param(model, count, marks=pytest.mark.slow)
+            for model in (network, own_loss)
+            for count in (1, BATCH)
+        ),
     ],
 )
 def test_step_is_that_of_a_network_compiled_for_as_many(
