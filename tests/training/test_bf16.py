@@ -48,7 +48,9 @@ def line() -> onnx.ModelProto:
     return g.model(y=g.conv(x, 16, 9, padding=16, dilation=4, gain=LINEAR_GAIN))
 
 
-@pytest.fixture(params=[vectors_here(), tiles_here(), GPU])
+@pytest.fixture(
+    params=[vectors_here(), *(pytest.param(target, marks=pytest.mark.slow) for target in (tiles_here(), GPU))]
+)
 def target(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == GPU:
         emulator.start(GPU_BYTES)

@@ -40,7 +40,7 @@ from hybridc.schedules.select import schedule
 from hybridc.schedules.storage import stored
 from hybridc.targets import Target, parse_target
 from tests.schedules.cuda import references as ref
-from tests.schedules.cuda.tensor_cores import TARGET, computed, unedited
+from tests.schedules.cuda.tensor_cores import TARGET, computed, names_to_run, unedited
 from tests.schedules.cuda.tensor_cores import built as built_library
 from tests.support.fusion import fused_operators
 
@@ -372,10 +372,7 @@ def build(cases: list[Case], edit: Callable[[str], str] = unedited) -> Built:
 @pytest.fixture(scope="module")
 def built(request: pytest.FixtureRequest) -> Built:
     """Of the cases that are to run, or of all where none is named: each takes seconds to compile."""
-    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    chosen = {
-        item.callspec.params["name"] for item in items if item.function is test_products_are_those_of_float64
-    }
+    chosen = names_to_run(request, test_products_are_those_of_float64)
     return build([case for name, case in CASES.items() if name in chosen or not chosen])
 
 

@@ -50,7 +50,7 @@ def of_one_rank(parts_artifact: Path, data: Path, tmp_path_factory: pytest.TempP
     return found.progress.losses
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_have_the_losses_of_one(count: int, parts_artifact: Path, data: Path, of_one_rank: Any) -> None:
     found = losses(count, parts_artifact, data, "--epochs", 5)
     np.testing.assert_allclose(found, of_one_rank, rtol=1e-6)
