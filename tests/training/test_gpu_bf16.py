@@ -66,11 +66,12 @@ def tracks(length: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     return {"x": random.standard_normal((2, 1, length)).astype("f4")}, targets
 
 
+@pytest.mark.slow  # the fast suite learns digits, below
 @pytest.mark.parametrize(
     ("model", "loss", "feeds"),
     [
         (models.build("cifar_quick", batch=16, size=16, width=16), LOSS, images()),
-        pytest.param(atacworks(300), TWO_LOSSES, tracks(300), marks=pytest.mark.slow),
+        (atacworks(300), TWO_LOSSES, tracks(300)),
     ],
     ids=["cifar_quick", "atacworks"],
 )

@@ -58,6 +58,7 @@ def test_ranks_have_the_losses_of_one(count: int, parts_artifact: Path, data: Pa
         assert losses(count, parts_artifact, data, "--epochs", 5) == found
 
 
+@pytest.mark.slow
 def test_ranks_share_the_last_batch_of_an_epoch(tmp_path: Path) -> None:
     """BatchNorm's statistics are those of parts, which are alike on any number of ranks."""
     artifact, data = tmp_path / "step.hyb", tmp_path / "train.npz"
