@@ -38,7 +38,7 @@ def computed(way: Way | None) -> Iterator[None]:
 def names_to_run(request: pytest.FixtureRequest, test: Callable[..., None]) -> set[str]:
     """Of the cases of a test in this run, by its parameter `name`."""
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    return {item.callspec.params["name"] for item in items if item.function is test}
+    return {str(item.callspec.params["name"]) for item in items if item.function is test}
 
 
 def built(

@@ -184,8 +184,8 @@ def test_a_template_that_refuses_and_the_end_answers_what_was_taken(
     """Both of one server, as each takes seconds to start; completions have no template."""
     template = tmp_path / "strict.jinja"
     template.write_text("{{ raise_exception('only users may speak') }}")
-    options = ("--tokenizer", str(tokenizer), "--chat-template", str(template))
-    options += ("--stop-ids", str(expected((6,), 1)[0]))
+    options = ["--tokenizer", str(tokenizer), "--chat-template", str(template)]
+    options += ["--stop-ids", str(expected((6,), 1)[0])]
     with Server([decoders["two"]], *options, log=tmp_path / "log") as server:
         with pytest.raises(openai.BadRequestError, match="only users may speak"):
             client(server).chat.completions.create(model="two", messages=[{"role": "tool", "content": "w1"}])
