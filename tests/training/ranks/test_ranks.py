@@ -79,6 +79,7 @@ def test_bf16_on_the_wire_is_near(parts_artifact: Path, data: Path, of_one_rank:
     assert found[-10:] != list(of_one_rank[-10:])
 
 
+@pytest.mark.slow
 def test_ranks_clip_the_gradient_of_the_whole_batch(
     clipping_artifact: Path, data: Path, tmp_path: Path, of_one_rank: Any
 ) -> None:
@@ -151,7 +152,10 @@ def test_killed_rank_of_several_is_named(rank: int, parts_artifact: Path, data: 
         assert becomes_true(lambda r=other: rank_process(r, folder) is None)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGSTOP, signal.SIGTERM))],
+)
 def test_a_rank_that_fails_ends_all_and_the_run_goes_on_with_another_number(
     number: int, parts_artifact: Path, data: Path, tmp_path: Path, of_one_rank: Any
 ) -> None:
