@@ -144,6 +144,7 @@ def test_many_steps_allocate_nothing_and_copy_what_is_planned(
         assert getattr(after, name) - getattr(before, name) == steps * bytes_of_a_step
 
 
+@pytest.mark.slow  # g++ takes long for kernels that tell of each access
 def test_a_step_writes_only_new_rows(session: GenerationSession, planned: tuple[Graph, Plan]) -> None:
     graph, plan = planned
     # launches of CUDA graphs, which later runs are, cannot be counted
