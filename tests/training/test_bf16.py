@@ -137,6 +137,7 @@ def test_gradients_of_one_axis_are_those_of_float64(tmp_path: Path, target: str)
         assert np.linalg.norm(ours[name] - true) <= 8 * BF16 * np.linalg.norm(true), name
 
 
+@pytest.mark.parametrize("target", [vectors_here(), *SLOW], indirect=True)
 def test_products_that_stay_in_float32_are_named(tmp_path: Path, target: str, capsys: Any) -> None:
     model = tmp_path / "m.onnx"
     onnx.save_model(network(), model)

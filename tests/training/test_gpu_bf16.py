@@ -109,6 +109,7 @@ def planned(precision: str) -> Planned:
     return hybridc.plan_training(atacworks(4000), **options)[STEP]
 
 
+@pytest.mark.slow
 def test_activations_take_half_of_the_bytes() -> None:
     narrow, wide = planned("bf16"), planned("fp32")
     assert narrow.all_gpu_peak_bytes < 0.6 * wide.all_gpu_peak_bytes  # inputs and parameters are float32
