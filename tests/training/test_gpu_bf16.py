@@ -66,7 +66,7 @@ def tracks(length: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     return {"x": random.standard_normal((2, 1, length)).astype("f4")}, targets
 
 
-@pytest.mark.slow  # the fast suite learns digits, below
+@pytest.mark.slow  # many ways to cut a step up are planned, here and below
 @pytest.mark.parametrize(
     ("model", "loss", "feeds"),
     [
@@ -84,7 +84,7 @@ def test_losses_are_float32s(
     np.testing.assert_allclose(narrow, wide, rtol=0.01)
 
 
-@pytest.mark.slow  # many tilings are planned
+@pytest.mark.slow
 def test_half_of_the_memory_is_enough(tmp_path: Path) -> None:
     """On a device that has the budget and no byte more."""
     random, g = np.random.default_rng(0), GraphBuilder("small", 3)
@@ -141,6 +141,7 @@ def test_tensor_cores_make_products_forward_and_backward() -> None:
     assert notes == {"no kernel for tensor cores computes this"}  # convolutions from or to one channel
 
 
+@pytest.mark.slow
 def test_digits_are_learned(tmp_path: Path) -> None:
     data = pytest.importorskip("sklearn.datasets").load_digits()
     x, labels = (data.images[:, None] / 16).astype("f4"), data.target.astype("i8")
