@@ -241,6 +241,7 @@ def refusal(count: int, *words: object) -> str:
     return told
 
 
+@pytest.mark.slow  # with BatchNorm of all ranks the same is refused
 def test_number_of_ranks_that_cannot_share_a_batch_is_refused(parts_artifact: Path, data: Path) -> None:
     assert "error[HC587]: 3 ranks cannot share a batch of 4 parts" in refusal(
         3, *command(parts_artifact, data)
