@@ -110,15 +110,14 @@ def test_plans_are_those_for_one_budget_and_share_weights(
 
 @pytest.mark.isa("avx2")
 def test_host_memory_limits_the_plan_and_is_kept_in_the_artifact(
-    artifact: Path, options: dict[str, Any], tmp_path: Path
+    perceptron: onnx.ModelProto, artifact: Path, options: dict[str, Any], tmp_path: Path
 ) -> None:
     opened = open_artifact(artifact)
     assert opened.manifest.host_memory_bytes == 1 << 30
     results_bytes = sum(opened.graph.tensor[name].size_bytes for name in opened.graph.outputs)
-    shallow = build("mlp", batch=8, inputs=64, hidden=64, layers=2, classes=64)  # with results as large
     with pytest.raises(PlanError, match="bytes of host memory") as caught:
         hybridc.compile(
-            shallow,
+            perceptron,
             tmp_path / "mlp.hyb",
             gpu_memory="25%,100%",
             host_memory=f"{results_bytes - 1}B",
