@@ -181,7 +181,7 @@ def assert_agrees(
         ("convolutions", False, True),
         pytest.param("convolutions", True, False, marks=pytest.mark.slow),
         pytest.param("transformer", False, False, marks=pytest.mark.slow),
-        ("transformer", True, False),
+        pytest.param("transformer", True, False, marks=pytest.mark.slow),
     ],
 )
 def test_dynamic(tmp_path: Path, network: str, per_channel: bool, is_optimized: bool) -> None:
@@ -231,6 +231,7 @@ def test_static_on_tensor_cores(tmp_path: Path, network: str, signed: bool) -> N
     assert_agrees(model, tmp_path, 2e-2, on_gpu=True)
 
 
+@pytest.mark.slow
 def test_optimized(tmp_path: Path) -> None:
     model = convolutions()
     assert_agrees(model, tmp_path, 1e-4, optimized(model, tmp_path))
@@ -248,7 +249,7 @@ def test_weights_in_blocks(tmp_path: Path, bits: int, is_symmetric: bool) -> Non
     assert_agrees(model, tmp_path, 1e-3)
 
 
-@pytest.mark.parametrize("form", ["QDQ", "QOperator"])
+@pytest.mark.parametrize("form", ["QDQ", pytest.param("QOperator", marks=pytest.mark.slow)])
 def test_quantized_operators_become_kernels_in_integers(tmp_path: Path, form: str) -> None:
     """All products but the depthwise convolution, whichever way they are written; asked for or not."""
     model = statically(convolutions(), tmp_path, form, per_channel=True)
