@@ -27,6 +27,9 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 -m "not slow" $(TESTS)
 
+# Where no bytecode is kept, each of the many processes that tests start compiles all of hybridc's modules anew.
+test test-full: export PYTHONDONTWRITEBYTECODE :=
+
 # Everything, the big models on every target and budget included.
 test-full: $(VENV)/.installed
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --hypothesis-profile=exploring

@@ -19,7 +19,7 @@ from hybridc import emulator
 from hybridc.targets import ISAS, missing_flags
 
 # the fast suite draws the same examples every time; `make test-full` explores others
-hypothesis.settings.register_profile("seeded", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("seeded", derandomize=True, deadline=None, max_examples=40)
 hypothesis.settings.register_profile("exploring", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("seeded")
 

@@ -70,10 +70,11 @@ def test_gates_tell_what_is_missed(gates: ModuleType) -> None:
     assert "16!" in gates.table([judged])
 
 
-def test_kernels_of_today_meet_the_gates(gates: ModuleType) -> None:
+@pytest.mark.parametrize("network", ["few_rows", pytest.param("products", marks=pytest.mark.slow)])
+def test_kernels_of_today_meet_the_gates(gates: ModuleType, network: str) -> None:
     """A few kernels for one architecture; `make gpu-gates` compiles all of the suite for three."""
     try:
-        found = [row for name in ("few_rows", "products") for row in gates.gate_rows(name, ["rtx-3090"])]
+        found = gates.gate_rows(network, ["rtx-3090"])
     except DeviceError as error:
         pytest.skip(f"the extra `bench` is not installed: {error}")
     assert [sentence for row in gates.summaries(found) for sentence in gates.failures(row)] == []

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tvm_ffi import libinfo
 
@@ -28,13 +28,14 @@ from hybridc.json_values import LARGEST_SIZE
 from hybridc.passes.guards import with_guards
 from hybridc.passes.planner.make_plans import make_plan
 from tests.passes.test_guards import drawn
-from tests.property.test_plans import fractions, plan_of, planned, quick
+from tests.property.test_plans import fractions, plan_of, planned
 from tests.support.file_edits import edited
 from tests.support.graphs import GraphBuilder, graphs, machine, machines, with_updates
 from tests.support.mutations import MUTATIONS
+from tests.support.random_examples import random_examples
 from tests.support.random_steps import random_steps
 
-some = settings(quick, max_examples=30)
+some = random_examples(60)
 carrying = st.one_of(graphs(), graphs().map(with_updates))
 """Half of them with pairs that are carried from run to run."""
 Ask = Callable[[dict[str, Any]], str]
@@ -248,7 +249,9 @@ def test_plans_are_bound_alike(ask: Ask) -> None:
     check()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 20))]
+)
 def test_guards_are_verified_and_bound_alike(ask: Ask, seed: int) -> None:
     random = Random(seed)
     graph = with_guards(drawn(seed))

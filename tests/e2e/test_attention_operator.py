@@ -77,11 +77,16 @@ def test_no_scores_are_stored(tmp_path: Path, case: str, is_inlined: bool, targe
     ("case", "is_inlined", "device"),
     [
         ("half", False, "gpu"),
-        ("capped", True, "gpu"),
-        ("hidden_rows", True, "gpu"),
         ("hidden_rows", True, "cpu"),
-        ("capped", True, "cpu"),
-        ("mask_of_keys", False, "gpu"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("capped", True, "gpu"),
+                ("hidden_rows", True, "gpu"),
+                ("capped", True, "cpu"),
+                ("mask_of_keys", False, "gpu"),
+            )
+        ),
     ],
 )
 def test_it_computes_what_onnxruntime_does(tmp_path: Path, case: str, is_inlined: bool, device: str) -> None:

@@ -3,7 +3,8 @@ harm."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from hybridc.runtime.session import Session
 from tests.support.machines import EAGER_GPU
 
 TARGETS = [pytest.param(name, marks=pytest.mark.isa("avx2")) for name in ("avx2", "cuda:sm_75+avx2")]
+SLOW = [pytest.mark.isa("avx2"), pytest.mark.slow]
 GPU_BYTES = 64 << 20
 X = np.random.default_rng(0).standard_normal((3, 4, 5)).astype(np.float32)
 X_WITH_NAN = np.where(np.abs(X) < 0.3, np.float32(np.nan), X)
@@ -118,9 +120,10 @@ QUOTIENTS = {
 ALL = NODES | QUOTIENTS
 
 
-def model() -> onnx.ModelProto:
+def model(names: Iterable[str] = ALL) -> onnx.ModelProto:
     inputs, outputs, nodes = [], [], []
-    for name, node in ALL.items():
+    for name in names:
+        node = ALL[name]
         nodes.append(node.proto(name))
         outputs.append(onnx.ValueInfoProto(name=f"{name}_y"))
         for i, array in enumerate(node.operands):
@@ -135,17 +138,28 @@ def feeds() -> dict[str, np.ndarray]:
     return {f"{name}_{i}": a for name, node in ALL.items() for i, a in enumerate(node.operands)}
 
 
-@pytest.fixture(scope="module", params=TARGETS)
-def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+@contextmanager
+def loaded(proto: onnx.ModelProto, path: Path, target: str) -> Iterator[Session]:
     """On the GPU every kernel of the plan runs there."""
-    path = tmp_path_factory.mktemp("fed") / "model.hyb"
-    if request.param.startswith("cuda"):
+    if target.startswith("cuda"):
         emulator.start(GPU_BYTES, guard_tensors=True)
-    hybridc.compile(model(), path, target=request.param, machine=EAGER_GPU, plan_seconds=0.05)
+    hybridc.compile(proto, path, target=target, machine=EAGER_GPU, plan_seconds=0.05)
     with hybridc.load(path) as session:
         yield session
     if emulator.is_active():
         emulator.reset()
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        TARGETS[0],
+        pytest.param("cuda:sm_75+avx2", marks=SLOW),  # the fast suite has a test of a few nodes
+    ],
+)
+def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    with loaded(model(), tmp_path_factory.mktemp("fed") / "model.hyb", request.param) as session:
+        yield session
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +193,22 @@ def test_index_outside_is_an_error_that_names_node_value_and_limits(session, exp
         what = f"{name!r}: index {value} is outside of [{node.lower}, {node.upper}]"
         assert what in str(caught.value)
     assert_right(session, expected)
+
+
+@pytest.mark.isa("avx2")
+def test_a_gpu_tells_of_an_index_outside_and_of_a_divisor_of_zero(tmp_path: Path) -> None:
+    names = ("rows", "placed", "Mod_int32_0")
+    proto, fed = model(names), {k: v for k, v in feeds().items() if k[:-2] in names}
+    wanted = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, fed)
+    with loaded(proto, tmp_path / "model.hyb", "cuda:sm_75+avx2") as session:
+        for name in names:
+            for value in NODES[name].illegal() if name in NODES else [0]:
+                given = changed(name, value)
+                with pytest.raises(UsageError, match=f"'{name}'") as caught:
+                    session.run(None, {key: given[key] for key in fed})
+                assert caught.value.code == "HC560"
+        for got, reference in zip(session.run(None, fed), wanted, strict=True):
+            np.testing.assert_allclose(got, reference, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", QUOTIENTS)
@@ -233,7 +263,7 @@ def test_constant_that_is_illegal_is_refused_with_the_model(operator, x, constan
     assert caught.value.code == "HC114"
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [TARGETS[0], pytest.param("cuda:sm_75+avx2", marks=SLOW)])
 def test_positions_that_are_no_numbers_read_nothing_outside(target: str, tmp_path: Path) -> None:
     """Samples at NaN and at huge coordinates: the guard pages around the tensors are left alone."""
     grid = np.random.default_rng(2).uniform(-1, 1, (2, 3, 4, 2)).astype(np.float32)

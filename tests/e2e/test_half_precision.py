@@ -18,10 +18,13 @@ import hybridc
 HALF = np.float16
 ROUNDING = 2.0**-10
 """Of one rounding to float16, twice: of the result, and of what ONNX Runtime rounds on its way."""
+CPU = pytest.param("avx2", {}, marks=pytest.mark.isa("avx2"))
+GPU = pytest.param("cuda:sm_75+avx2", {"pins": {"*": "gpu"}}, marks=pytest.mark.isa("avx2"))
+SLOW_GPU = pytest.param(*GPU.values, marks=[*GPU.marks, pytest.mark.slow])
 TARGETS = [
-    pytest.param("avx2", {}, marks=pytest.mark.isa("avx2")),
-    pytest.param("avx512", {}, marks=pytest.mark.isa("avx512")),
-    pytest.param("cuda:sm_75+avx2", {"pins": {"*": "gpu"}}, marks=pytest.mark.isa("avx2")),
+    CPU,
+    pytest.param("avx512", {}, marks=[pytest.mark.isa("avx512"), pytest.mark.slow]),
+    SLOW_GPU,
 ]
 
 
@@ -114,8 +117,18 @@ def mixed(kind: str, dtype: Any) -> onnx.ModelProto:
     return onnx.shape_inference.infer_shapes(network)
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [("bfloat16", ml_dtypes.bfloat16), ("float16", HALF)])
-@pytest.mark.parametrize(("target", "options"), [TARGETS[0], TARGETS[2]])
+@pytest.mark.parametrize(
+    ("target", "options", "kind", "dtype"),
+    [
+        pytest.param(*on.values, kind, dtype, marks=[*on.marks, *marks])
+        for on, kind, dtype, marks in (
+            (CPU, "bfloat16", ml_dtypes.bfloat16, []),
+            (CPU, "float16", HALF, [pytest.mark.slow]),
+            (GPU, "bfloat16", ml_dtypes.bfloat16, [pytest.mark.slow]),
+            (GPU, "float16", HALF, []),
+        )
+    ],
+)
 def test_a_network_of_16_bits_is_one_of_float32_rounded(
     tmp_path: Path, target: str, options: dict[str, Any], kind: str, dtype: Any
 ) -> None:
@@ -158,7 +171,7 @@ norm (float16[3, 96] x, float16[96] gain) => (float16[3, 96] y) <float two = {2}
 """As transformers writes the norm of Llama."""
 
 
-@pytest.mark.parametrize(("target", "options"), [TARGETS[0], TARGETS[2]])
+@pytest.mark.parametrize(("target", "options"), [CPU, SLOW_GPU])
 def test_casts_within_a_kernel_do_not_round(tmp_path: Path, target: str, options: dict[str, Any]) -> None:
     random = np.random.default_rng(3)
     x, gain = random.standard_normal((3, 96)).astype(HALF), random.uniform(1, 2, 96).astype(HALF)

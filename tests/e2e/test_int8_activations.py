@@ -68,12 +68,17 @@ class Product:
 @pytest.mark.parametrize(
     ("rows", "depth", "columns", "block", "zeros"),
     [
-        (1, 256, 192, 32, False),
         (1, 192, 70, 16, True),
-        (3, 512, 128, 128, True),
-        (7, 256, 96, 64, False),
-        (8, 288, 64, 32, True),
         (21, 256, 100, 32, False),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (1, 256, 192, 32, False),
+                (3, 512, 128, 128, True),
+                (7, 256, 96, 64, False),
+                (8, 288, 64, 32, True),
+            )
+        ),
     ],
 )
 @pytest.mark.parametrize("target", TARGETS)

@@ -52,8 +52,7 @@ def assert_near_onnxruntime(model: onnx.ModelProto, folder: Path, target: str) -
     [
         ("vit", "avx512_bf16"),
         ("vit", "amx"),
-        ("resnet", "amx"),
-        pytest.param("resnet", "avx512_bf16", marks=pytest.mark.slow),
+        *(pytest.param("resnet", isa, marks=pytest.mark.slow) for isa in ("avx512_bf16", "amx")),
     ],
 )
 def test_network_in_bf16_is_near_what_onnxruntime_gives(tmp_path, name, target):
@@ -89,7 +88,7 @@ def test_network_in_tf32_is_near_what_onnxruntime_gives(tmp_path, name):
         assert 0.1 * UNIT / 8 < error <= 5 * UNIT / 8
 
 
-@pytest.mark.parametrize("target", ["avx512_bf16", "amx"])
+@pytest.mark.parametrize("target", ["avx512_bf16", pytest.param("amx", marks=pytest.mark.slow)])
 def test_kernels_of_all_sizes_in_bf16_are_their_own(tmp_path: Path, target: str) -> None:
     """They store what the next one reads in bf16, each for its own number of rows."""
     g, sizes = GraphBuilder("products", 0), (1, 16, 40)

@@ -157,7 +157,9 @@ def test_feeds_have_the_type_of_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("name", "code"), [("float16", 10), ("bfloat16", 16)])
+@pytest.mark.parametrize(
+    ("name", "code"), [pytest.param("float16", 10, marks=pytest.mark.slow), ("bfloat16", 16)]
+)
 def test_an_output_may_be_known_when_compiling(name: str, code: int, target: str, tmp_path: Path) -> None:
     text = f"""g ({name}[3] x) => ({name}[3] y, {name}[2] c) {{
         y = Relu(x)

@@ -297,8 +297,24 @@ GROUPS: tuple[Callable[[Model], None], ...] = (
 )
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.__name__)
+ON_A_GPU = (products, infinities)
+"""Of these the fast suite has code for a GPU, too; tests of schedules have kernels of all kinds."""
+SLOW_ON_A_GPU = [
+    pytest.param(group, TARGETS[-1].values[0], marks=[*TARGETS[-1].marks, pytest.mark.slow])
+    for group in GROUPS
+    if group not in ON_A_GPU
+]
+
+
+@pytest.mark.parametrize(
+    ("group", "target"),
+    [
+        *(pytest.param(group, *on.values, marks=on.marks) for on in CPU_TARGETS for group in GROUPS),
+        *(pytest.param(group, *TARGETS[-1].values, marks=TARGETS[-1].marks) for group in ON_A_GPU),
+        *SLOW_ON_A_GPU,
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
 def test_operators_agree_with_onnxruntime(group, target, tmp_path):
     model = Model()
     group(model)

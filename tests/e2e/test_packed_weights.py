@@ -77,7 +77,11 @@ def assert_agrees(model: onnx.ModelProto, folder: Path) -> None:
 
 @pytest.mark.parametrize(("seed", "rows"), [(0, 1), (1, 2), (2, 5), (3, 8)])
 @pytest.mark.parametrize(
-    "target", [pytest.param(name, marks=pytest.mark.isa(name)) for name in ("avx2", "avx512")]
+    "target",
+    [
+        pytest.param("avx2", marks=pytest.mark.isa("avx2")),
+        pytest.param("avx512", marks=[pytest.mark.isa("avx512"), pytest.mark.slow]),
+    ],
 )
 def test_few_rows_read_packed_weights(target: str, seed: int, rows: int, tmp_path: Path) -> None:
     model = product(seed, rows)
@@ -88,7 +92,9 @@ def test_few_rows_read_packed_weights(target: str, seed: int, rows: int, tmp_pat
 
 
 @pytest.mark.isa("avx2")
-@pytest.mark.parametrize(("seed", "rows"), [(4, 1), (5, 3), (6, 20)])
+@pytest.mark.parametrize(
+    ("seed", "rows"), [(4, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((5, 3), (6, 20)))]
+)
 def test_a_gpu_reads_packed_weights(seed: int, rows: int, tmp_path: Path) -> None:
     emulator.start(GPU_BYTES, guard_tensors=True)
     model = product(seed, rows)
@@ -100,7 +106,9 @@ def test_a_gpu_reads_packed_weights(seed: int, rows: int, tmp_path: Path) -> Non
 
 
 @pytest.mark.isa("avx2")
-@pytest.mark.parametrize("depth", [512, 1024, 1536, 1664, 4096])
+@pytest.mark.parametrize(
+    "depth", [*(pytest.param(depth, marks=pytest.mark.slow) for depth in (512, 1024, 1536, 4096)), 1664]
+)
 def test_deep_products_of_many_rows(depth: int, tmp_path: Path) -> None:
     """On a CPU sums wait from part to part: of parts that divide the depth evenly, and such that do not."""
     model = product(depth, 40, depth=depth)
@@ -109,7 +117,9 @@ def test_deep_products_of_many_rows(depth: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.isa("avx2")
-@pytest.mark.parametrize(("rows", "dtype"), [(9, "float32"), (70, "float32"), (2, "float16")])
+@pytest.mark.parametrize(
+    ("rows", "dtype"), [pytest.param(9, "float32", marks=pytest.mark.slow), (70, "float32"), (2, "float16")]
+)
 def test_many_rows_and_float16(rows: int, dtype: str, tmp_path: Path) -> None:
     """Kernels of many rows dequantize as they read."""
     model = product(6, rows, dtype)
@@ -185,11 +195,16 @@ BEFORE_A_PRODUCT = {
     [
         ("blocks of rows", "int4", 3),
         ("blocks of columns, transposed", "uint4", 20),
-        ("columns", "int8", 40),
-        ("all", "uint8", 2),
-        ("rows of a Gemm", "int4", 11),
         ("columns", "float8_e4m3fn", 3),
-        ("rows of a Gemm", "float8_e5m2", 30),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("columns", "int8", 40),
+                ("all", "uint8", 2),
+                ("rows of a Gemm", "int4", 11),
+                ("rows of a Gemm", "float8_e5m2", 30),
+            )
+        ),
     ],
 )
 def test_a_dequantized_constant_stays_packed(form: str, kind: str, rows: int, tmp_path: Path) -> None:

@@ -92,7 +92,14 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], P
     return compiled
 
 
-@pytest.fixture(scope="module", params=[(name, target) for target in TARGETS for name in CASES])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((name, target), marks=[pytest.mark.slow] * (target == GPU and name != "convolutions"))
+        for target in TARGETS
+        for name in CASES
+    ],
+)
 def case(
     request: pytest.FixtureRequest, artifact: Callable[[str, str], Path]
 ) -> Iterator[tuple[Session, onnx.ModelProto, str]]:

@@ -181,7 +181,7 @@ def assert_agrees(
         ("convolutions", False, True),
         pytest.param("convolutions", True, False, marks=pytest.mark.slow),
         pytest.param("transformer", False, False, marks=pytest.mark.slow),
-        ("transformer", True, False),
+        pytest.param("transformer", True, False, marks=pytest.mark.slow),
     ],
 )
 def test_dynamic(tmp_path: Path, network: str, per_channel: bool, is_optimized: bool) -> None:
@@ -189,9 +189,24 @@ def test_dynamic(tmp_path: Path, network: str, per_channel: bool, is_optimized: 
     assert_agrees(model, tmp_path, 2e-2, optimized(model, tmp_path) if is_optimized else None)
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize(("form", "per_channel"), [("QDQ", True), ("QOperator", False)])
-@pytest.mark.parametrize("is_optimized", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize(
+    ("network", "form", "per_channel", "is_optimized"),
+    [
+        ("transformer", "QDQ", True, True),
+        ("convolutions", "QOperator", False, True),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("convolutions", "QDQ", True, True),
+                ("transformer", "QOperator", False, True),
+                ("convolutions", "QDQ", True, False),
+                ("transformer", "QDQ", True, False),
+                ("convolutions", "QOperator", False, False),
+                ("transformer", "QOperator", False, False),
+            )
+        ),
+    ],
+)
 def test_static(tmp_path: Path, network: str, form: str, per_channel: bool, is_optimized: bool) -> None:
     model = statically(NETWORKS[network](), tmp_path, form, per_channel=per_channel)
     assert_agrees(model, tmp_path, 2e-2, optimized(model, tmp_path) if is_optimized else None)
@@ -216,12 +231,15 @@ def test_static_on_tensor_cores(tmp_path: Path, network: str, signed: bool) -> N
     assert_agrees(model, tmp_path, 2e-2, on_gpu=True)
 
 
+@pytest.mark.slow
 def test_optimized(tmp_path: Path) -> None:
     model = convolutions()
     assert_agrees(model, tmp_path, 1e-4, optimized(model, tmp_path))
 
 
-@pytest.mark.parametrize(("bits", "is_symmetric"), [(4, True), (4, False), (8, False)])
+@pytest.mark.parametrize(
+    ("bits", "is_symmetric"), [pytest.param(4, True, marks=pytest.mark.slow), (4, False), (8, False)]
+)
 def test_weights_in_blocks(tmp_path: Path, bits: int, is_symmetric: bool) -> None:
     nbits = pytest.importorskip("onnxruntime.quantization.matmul_nbits_quantizer")
     quantizer = nbits.MatMulNBitsQuantizer(transformer(), bits=bits, block_size=16, is_symmetric=is_symmetric)
@@ -231,7 +249,7 @@ def test_weights_in_blocks(tmp_path: Path, bits: int, is_symmetric: bool) -> Non
     assert_agrees(model, tmp_path, 1e-3)
 
 
-@pytest.mark.parametrize("form", ["QDQ", "QOperator"])
+@pytest.mark.parametrize("form", ["QDQ", pytest.param("QOperator", marks=pytest.mark.slow)])
 def test_quantized_operators_become_kernels_in_integers(tmp_path: Path, form: str) -> None:
     """All products but the depthwise convolution, whichever way they are written; asked for or not."""
     model = statically(convolutions(), tmp_path, form, per_channel=True)

@@ -35,7 +35,7 @@ def model() -> onnx.ModelProto:
 @pytest.fixture(scope="module")
 def artifact(model: onnx.ModelProto, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("faults") / "mlp.hyb"
-    hybridc.compile(model, path, target="cuda:sm_75+avx2", pins={"*": "gpu"})
+    hybridc.compile(model, path, target="cuda:sm_75+avx2", pins={"*": "gpu"}, plan_seconds=0.05)
     return path
 
 

@@ -84,8 +84,14 @@ def streamed(perceptron: onnx.ModelProto, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.isa("avx2")
-@pytest.mark.parametrize("lazy_streams", [False, True])
-@pytest.mark.parametrize("host_memory_bytes", [None, 256 << 10])
+@pytest.mark.parametrize(
+    ("host_memory_bytes", "lazy_streams"),
+    [
+        (None, False),
+        (256 << 10, True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((None, True), (256 << 10, False))),
+    ],
+)
 def test_weights_of_three_times_the_budget_stream_through_it(
     streamed: Path, perceptron: onnx.ModelProto, lazy_streams: bool, host_memory_bytes: int | None
 ) -> None:

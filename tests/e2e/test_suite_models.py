@@ -85,13 +85,19 @@ def test_arenas_stay_near_the_live_bytes_bound(name):
             assert arena.size_bytes <= 1.01 * arena.lower_bound_bytes
 
 
-RESNETS = ("resnet18", pytest.param("resnet50", marks=pytest.mark.slow))
+ON_CPU, ON_BOTH = ("resnet18", "bert", "atacworks"), ("mobilenet_v2", "super_resolution", "lenet", "mlp")
+"""Networks of the fast suite."""
 
 
 @pytest.mark.parametrize(
-    "name", [*RESNETS, "bert", "mobilenet_v2", "atacworks", "super_resolution", "lenet", "mlp"]
+    ("name", "target"),
+    [
+        *((name, "avx2") for name in ON_CPU),
+        *((name, "cuda+avx512") for name in ON_BOTH),
+        *(pytest.param(name, "avx2", marks=pytest.mark.slow) for name in ("resnet50", *ON_BOTH)),
+        *(pytest.param(name, "cuda+avx512", marks=pytest.mark.slow) for name in ("resnet50", *ON_CPU)),
+    ],
 )
-@pytest.mark.parametrize("target", ["avx2", "cuda+avx512"])
 def test_no_kernel_is_left_to_the_fallback(name, target):
     options = CompileOptions(target=parse_target(target))
     # all layers of bert have the same kernels

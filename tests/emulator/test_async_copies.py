@@ -33,6 +33,8 @@ WIDTHS = {
     8: "for (int i = 0; i < 4; i += 2) copy_async_8(&groups[group][at + i], from + group * 128 + at + i);",
     16: "copy_async_16(&groups[group][at], from + group * 128 + at);",
 }
+FEW = ((4, 0), (8, 2), (16, 1))
+"""Widths, and groups that may be on their way, of the fast suite."""
 DATA = np.arange(384, dtype=np.float32)
 
 
@@ -43,8 +45,14 @@ def copied(text: str, blocks: int = 1) -> NDArray[np.float32]:
     return download(out, 384).view(np.float32)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("remaining", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("width", "remaining"),
+    [
+        pytest.param(width, remaining, marks=[] if (width, remaining) in FEW else pytest.mark.slow)
+        for width in WIDTHS
+        for remaining in range(4)
+    ],
+)
 def test_groups_arrive_with_the_wait_for_them(width: int, remaining: int) -> None:
     text = COPY.replace("COPIES", WIDTHS[width]).replace("WAIT", f"await_copies({remaining});")
     found = copied(text).reshape(3, 128)
@@ -77,7 +85,9 @@ def test_addresses_have_to_be_aligned() -> None:
         copied(COPY.replace("COPIES", copies).replace("WAIT", "await_copies(0);"))
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_86", "sm_90"])
+@pytest.mark.parametrize(
+    "architecture", ["sm_80", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sm_86", "sm_90"))]
+)
 def test_nvidias_compiler_takes_the_same_functions(architecture: str) -> None:
     for copies in (
         *WIDTHS.values(),

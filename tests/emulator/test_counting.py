@@ -131,7 +131,7 @@ def test_padding_ends_the_bank_conflicts_of_a_transposition(width: int, wavefron
     assert found.read_sectors == found.written_sectors == found.least_read_sectors == rows * 4
 
 
-@pytest.mark.parametrize(("pitch", "wavefronts"), [(64, 16), (24, 4)])
+@pytest.mark.parametrize(("pitch", "wavefronts"), [(64, 16), pytest.param(24, 4, marks=pytest.mark.slow)])
 def test_matrices_are_loaded_by_rows(pitch: int, wavefronts: int) -> None:
     """Eight rows of 16 bytes take one wavefront. At a pitch of 128 bytes the 16 rows of two matrices lie in
     the same banks, and those of the other two in others."""
@@ -142,7 +142,7 @@ def test_matrices_are_loaded_by_rows(pitch: int, wavefronts: int) -> None:
     assert found.least_wavefronts - stores.least_wavefronts == 4
 
 
-@pytest.mark.parametrize(("stride", "sectors"), [(1, 20), (2, 40)])
+@pytest.mark.parametrize(("stride", "sectors"), [pytest.param(1, 20, marks=pytest.mark.slow), (2, 40)])
 def test_asynchronous_copies_read_sectors_where_they_read_at_all(stride: int, sectors: int) -> None:
     """Forty threads of 64 read 16 bytes each; all store as many, and then load four."""
     found = counted(ASYNCHRONOUS.replace("STRIDE", str(stride)), "copies", grid=3, block=64)

@@ -77,7 +77,7 @@ def drawn(shape: tuple[int, int], seed: int) -> NDArray[np.float32]:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("depth", [8, 16])
+@pytest.mark.parametrize("depth", [pytest.param(8, marks=pytest.mark.slow), 16])
 def test_half_products(depth: int) -> None:
     a, b = (drawn(shape, depth).astype(np.float16) for shape in ((16, depth), (depth, 8)))
     c = drawn((16, 8), 2)
@@ -100,8 +100,8 @@ def test_tf32_ignores_the_last_bits() -> None:
     np.testing.assert_allclose(found, c + wide[0] @ wide[1], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("right", ["int8", "uint8"])
-@pytest.mark.parametrize("left", ["int8", "uint8"])
+@pytest.mark.parametrize("right", ["int8", pytest.param("uint8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("left", [pytest.param("int8", marks=pytest.mark.slow), "uint8"])
 def test_integer_products_are_exact(left: str, right: str) -> None:
     rng = np.random.default_rng(7)
     a = rng.integers(0, 256, (16, 32)).astype(np.uint8).view(left)
@@ -113,7 +113,7 @@ def test_integer_products_are_exact(left: str, right: str) -> None:
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("count", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 4])
 def test_matrix_loads(count: int, transposed: bool) -> None:
     matrices = np.arange(32 * 8, dtype=np.uint16).reshape(4, 8, 8)
     found = loaded(matrices, count, transposed)
@@ -142,7 +142,10 @@ def _synchronized() -> int:
     return int(ctypes.CDLL("libcudart.so.13").cudaDeviceSynchronize())
 
 
-@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_86", "sm_90"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["sm_75", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sm_80", "sm_86", "sm_90"))],
+)
 def test_nvidias_compiler_takes_the_same_functions(architecture: str) -> None:
     names = [("mma_m16n8k8_f16", "float"), ("mma_m16n8k16_f16", "float")]
     names += [(f"mma_m16n8k32_{a}_{b}", "int") for a in SHORT.values() for b in SHORT.values()]

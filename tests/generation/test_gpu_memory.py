@@ -123,14 +123,15 @@ def test_tokens_are_those_of_onnxruntime_within_the_budget(
     assert len(set(wanted)) > 5
 
 
-def test_five_hundred_steps_allocate_nothing_and_copy_what_is_planned(
-    session: GenerationSession, planned: tuple[Graph, Plan]
+@pytest.mark.parametrize("steps", [100, pytest.param(500, marks=pytest.mark.slow)])
+def test_many_steps_allocate_nothing_and_copy_what_is_planned(
+    session: GenerationSession, planned: tuple[Graph, Plan], steps: int
 ) -> None:
     graph, plan = planned
     session.append([PROMPT])
     session.rewind(1)
     before = emulator.statistics()
-    for number in range(500):
+    for number in range(steps):
         if len(session.sequences[0]) == CONTEXT:
             session.rewind(1)
         session.append([[number % 100]])
@@ -140,9 +141,10 @@ def test_five_hundred_steps_allocate_nothing_and_copy_what_is_planned(
     copies = [step for step in plan.steps if isinstance(step, Copy)]
     for name, device in (("h2d_bytes", Device.GPU), ("d2h_bytes", Device.CPU)):
         bytes_of_a_step = sum(graph.tensor[s.tensor].size_bytes for s in copies if s.target is device)
-        assert getattr(after, name) - getattr(before, name) == 500 * bytes_of_a_step
+        assert getattr(after, name) - getattr(before, name) == steps * bytes_of_a_step
 
 
+@pytest.mark.slow  # g++ takes long for kernels that tell of each access
 def test_a_step_writes_only_new_rows(session: GenerationSession, planned: tuple[Graph, Plan]) -> None:
     graph, plan = planned
     # launches of CUDA graphs, which later runs are, cannot be counted

@@ -23,7 +23,9 @@ def tokens_of(session: GenerationSession, most: int, prompt: list[int] = PROMPT)
 
 
 @pytest.mark.isa("avx2")
-@pytest.mark.parametrize("name", ["float32", "int4", "appending", "optimum"])
+@pytest.mark.parametrize(
+    "name", ["float32", "int4", pytest.param("appending", marks=pytest.mark.slow), "optimum"]
+)
 def test_two_hundred_tokens_are_those_of_onnxruntime(name: str, artifacts: dict[str, Path]) -> None:
     """Which appends to its past where the model lets it."""
     growing = {"appending": appending, "float32": with_open_lengths, "optimum": appending}

@@ -43,15 +43,24 @@ ROUNDED: dict[str, Rounding] = {
 DTYPES = {"fp16": "float16", "int8": "int8"}
 
 
+class Stored(dict[str, Path]):
+    """The decoders with caches of float16, and `integers` is `places` with caches of int8; each is compiled
+    when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __missing__(self, name: str) -> Path:
+        kind = "int8" if name == "integers" else "fp16"
+        model, sizes = DECODERS["places" if name == "integers" else name]
+        self[name] = self.folder / f"{name}.hyb"
+        hybridc.compile(model, self[name], target="avx2", dims=sizes, kv_cache=kind)
+        return self[name]
+
+
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The decoders with caches of float16, and `integers` is `places` with caches of int8."""
-    folder = tmp_path_factory.mktemp("stored")
-    for name, (model, sizes) in DECODERS.items():
-        hybridc.compile(model, folder / f"{name}.hyb", target="avx2", dims=sizes, kv_cache="fp16")
-    model, sizes = DECODERS["places"]
-    hybridc.compile(model, folder / "integers.hyb", target="avx2", dims=sizes, kv_cache="int8")
-    return {name: folder / f"{name}.hyb" for name in (*DECODERS, "integers")}
+    return Stored(tmp_path_factory.mktemp("stored"))
 
 
 def logits_of(model: onnx.ModelProto, tokens: list[int], rounding: Rounding) -> Iterator[np.ndarray]:
@@ -71,7 +80,9 @@ def logits_of(model: onnx.ModelProto, tokens: list[int], rounding: Rounding) -> 
         yield logits[0, -1]
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize(
+    "name", ["places", *(pytest.param(name, marks=pytest.mark.slow) for name in ("int4", "appending"))]
+)
 def test_greedy_tokens_are_those_of_the_model(name: str, stored: dict[str, Path]) -> None:
     model = DECODERS[name][0]
     wanted = list(islice(greedy(model, PROMPT, in_places=name == "int4"), 100))
@@ -80,7 +91,14 @@ def test_greedy_tokens_are_those_of_the_model(name: str, stored: dict[str, Path]
     assert len(set(wanted)) > 5
 
 
-@pytest.mark.parametrize(("name", "kind"), [("places", "fp16"), ("appending", "fp16"), ("integers", "int8")])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("places", "fp16"),
+        pytest.param("appending", "fp16", marks=pytest.mark.slow),
+        ("integers", "int8"),
+    ],
+)
 def test_logits_are_as_near_as_those_of_a_cache_that_is_rounded_in_between(
     name: str, kind: str, stored: dict[str, Path]
 ) -> None:
@@ -179,7 +197,7 @@ def test_a_plan_tells_the_bytes_of_caches(on_gpu: hybridc.Compiled) -> None:
 @pytest.mark.parametrize(
     ("target", "kind", "tolerance"),
     [
-        ("avx2", "fp16", 2e-3),
+        pytest.param("avx2", "fp16", 2e-3, marks=pytest.mark.slow),
         ("avx2", "int8", 3e-2),
         pytest.param("cuda+avx2", "fp16", 2e-3, marks=pytest.mark.slow),
     ],
@@ -245,7 +263,9 @@ def test_compare_feeds_the_reference_the_same_numbers(
     assert main([*command, "int8"]) == 2 and "error[HC500]" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("tokens", "kv_cache"), [("3", []), ("1", ["--kv-cache", "fp16"])])
+@pytest.mark.parametrize(
+    ("tokens", "kv_cache"), [pytest.param("3", [], marks=pytest.mark.slow), ("1", ["--kv-cache", "fp16"])]
+)
 def test_compare_has_the_reference_write_rows_into_the_past(
     tmp_path: Path, tokens: str, kv_cache: list[str]
 ) -> None:

@@ -18,6 +18,9 @@ torch = pytest.importorskip("torch")
 
 from tests.support.torch_reference import TorchReference, parameter_names  # noqa: E402  needs torch
 
+REPEATED = ("resnet", "resnet50", "resnet152", "vgg11", "vgg16", "vit_b16")
+"""Networks of the operators of others."""
+
 
 def close_to_onnxruntime(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> None:
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -27,7 +30,10 @@ def close_to_onnxruntime(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -
         np.testing.assert_allclose(ours.detach().numpy(), theirs, rtol=0, atol=2e-5 * np.abs(theirs).max())
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in REPEATED else name for name in TINY],
+)
 def test_forward_pass_is_that_of_onnxruntime(name: str) -> None:
     model = models.build(name, **TINY[name], batch=2)
     close_to_onnxruntime(model, random_feeds(model))

@@ -30,12 +30,12 @@ def _agrees(model: onnx.ModelProto, path: Path, **options: Any) -> None:
         assert session.memory() == before
 
 
-@pytest.mark.parametrize("seed", [1, 3, 9])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3, 9))])
 def test_the_cpu_agrees(seed: int, tmp_path: Path) -> None:
     _agrees(drawn_network(seed), tmp_path / "m.hyb", target="avx2")
 
 
-@pytest.mark.parametrize("seed", [2, 5])
+@pytest.mark.parametrize("seed", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_gpu_with_half_the_memory_agrees(seed: int, tmp_path: Path) -> None:
     emulator.start(1 << 22, lazy_streams=True)
     try:

@@ -222,7 +222,7 @@ def is_proven(plan: Plan) -> bool:
 
 
 @needs_solver
-@pytest.mark.parametrize(("seed", "share"), [(1, 0.5), (2, 0.8)])
+@pytest.mark.parametrize(("seed", "share"), [pytest.param(1, 0.5, marks=pytest.mark.slow), (2, 0.8)])
 def test_plan_of_a_small_graph_is_optimal(seed: int, share: float) -> None:
     graph = random_dag(seed)
     plan = planned_with_proof(graph, share)

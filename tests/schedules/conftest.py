@@ -12,6 +12,8 @@ import pytest
 from hybridc.targets import ISAS
 
 FOLDER = Path(__file__).parent
+TOGETHER = "test_family_computes_what_numpy_says"
+"""Its cases are one library, whichever of them run: of all kinds of kernels for a GPU."""
 CASES = 3
 """In the fast suite, of each test and instruction set. Every case compiles a kernel, in 0.2 s at best: all of
 them, more than two thousand, took a quarter of the suite's time."""
@@ -22,7 +24,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Cases are drawn by their names: the same ones each time."""
     groups: dict[Hashable, list[pytest.Function]] = defaultdict(list)
     for item in items:
-        if isinstance(item, pytest.Function) and item.path.is_relative_to(FOLDER):
+        if not isinstance(item, pytest.Function) or item.originalname == TOGETHER:
+            continue
+        if item.path.is_relative_to(FOLDER):
             groups[item.path, item.originalname, _isas(item)].append(item)
     for cases in groups.values():
         for item in sorted(cases, key=_drawn)[CASES:]:

@@ -24,8 +24,6 @@ pytestmark = needs_kserve
 
 PROTOCOLS = {"http": http, "grpc": grpc}
 CLIENTS, REQUESTS = 12, 40
-WARM_UP, MORE = 500, 2500
-"""Requests before memory is measured first, and until it is measured again."""
 
 
 def client(server: Server, protocol: str) -> Any:
@@ -214,11 +212,13 @@ def test_waiting_requests_are_joined(
         assert server.metric("hybridc_memory_bytes", model_name="pair", device="cpu") > 0
 
 
-def test_memory_does_not_grow(server: Server) -> None:
+@pytest.mark.parametrize(("warm_up", "more"), [(200, 400), pytest.param(500, 2500, marks=pytest.mark.slow)])
+def test_memory_does_not_grow(server: Server, warm_up: int, more: int) -> None:
+    """Between the requests in front of the first measurement and those behind it."""
     with client(server, "http") as over_http, client(server, "grpc") as over_grpc:
         feeds = drawn_pair(8)
-        for i in range(WARM_UP + MORE):
-            if i == WARM_UP:
+        for i in range(warm_up + more):
+            if i == warm_up:
                 before = server.resident_bytes()
             asked, protocol = ((over_http, "http"), (over_grpc, "grpc"))[i % 2]
             infer(asked, protocol, "pair", feeds)

@@ -48,7 +48,10 @@ def line() -> onnx.ModelProto:
     return g.model(y=g.conv(x, 16, 9, padding=16, dilation=4, gain=LINEAR_GAIN))
 
 
-@pytest.fixture(params=[vectors_here(), tiles_here(), GPU])
+SLOW = [pytest.param(target, marks=pytest.mark.slow) for target in (tiles_here(), GPU)]
+
+
+@pytest.fixture(params=[vectors_here(), SLOW[0], GPU])
 def target(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == GPU:
         emulator.start(GPU_BYTES)
@@ -76,6 +79,7 @@ def losses(path: Path, count: int) -> list[float]:
         ]
 
 
+@pytest.mark.parametrize("target", [vectors_here(), *SLOW], indirect=True)
 def test_losses_stay_within_a_percent_of_float32s(tmp_path: Path, target: str) -> None:
     targets = {"bf16": target, "fp32": "avx2" if target == GPU else target}
     paths = (
@@ -87,6 +91,7 @@ def test_losses_stay_within_a_percent_of_float32s(tmp_path: Path, target: str) -
     np.testing.assert_allclose(narrow, wide, rtol=0.01)
 
 
+@pytest.mark.parametrize("target", [vectors_here(), *SLOW], indirect=True)
 def test_parameters_and_optimizer_states_keep_float32(tmp_path: Path, target: str) -> None:
     """An update far below a bf16 parameter's last bit is not lost."""
     path = compiled(tmp_path, network(), target, "bf16", optimizer="sgd:lr=1e-6,momentum=0.9")
@@ -132,6 +137,7 @@ def test_gradients_of_one_axis_are_those_of_float64(tmp_path: Path, target: str)
         assert np.linalg.norm(ours[name] - true) <= 8 * BF16 * np.linalg.norm(true), name
 
 
+@pytest.mark.parametrize("target", [vectors_here(), *SLOW], indirect=True)
 def test_products_that_stay_in_float32_are_named(tmp_path: Path, target: str, capsys: Any) -> None:
     model = tmp_path / "m.onnx"
     onnx.save_model(network(), model)

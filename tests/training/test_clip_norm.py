@@ -69,7 +69,7 @@ def losses_of_a_step(path: Path, accumulate: int) -> list[float]:
         return [session.step(images, labels) for images, labels in batches()]
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_clipped_steps_have_the_losses_of_pytorch(tmp_path: Path, accumulate: int) -> None:
     expected, norms = losses_of_pytorch(accumulate)
     assert max(norms) > CLIP_NORM > min(norms), "some of the gradients are clipped, and some are not"

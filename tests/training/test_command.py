@@ -63,7 +63,7 @@ def test_command_trains_reports_and_exports(
 
 
 @pytest.mark.isa("avx2")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_interrupt_ends_after_the_step_with_a_checkpoint(
     step_artifact: Path, data: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -53,7 +53,13 @@ def averages_of_pytorch(weights: list[dict[str, np.ndarray]]) -> dict[str, np.nd
     return dict(zip(weights[0], (p.detach().numpy() for p in averaged.module), strict=True))
 
 
-@pytest.mark.parametrize("more", [{}, {"accumulate": 2, "clip_norm": 1.0, "optimizer": "adamw"}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        pytest.param({"accumulate": 2, "clip_norm": 1.0, "optimizer": "adamw"}, marks=pytest.mark.slow),
+    ],
+)
 def test_averages_are_pytorchs(more: dict[str, Any], averaging: Path, tmp_path: Path) -> None:
     path = compiled(tmp_path / "step.hyb", **more) if more else averaging
     weights = []

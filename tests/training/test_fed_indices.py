@@ -34,7 +34,7 @@ def model() -> onnx.ModelProto:
     return made
 
 
-@pytest.mark.parametrize("target", ["avx2", "cuda:sm_75+avx2"])
+@pytest.mark.parametrize("target", ["avx2", pytest.param("cuda:sm_75+avx2", marks=pytest.mark.slow)])
 def test_refused_index_leaves_all_states_as_they_were(target: str, tmp_path: Path) -> None:
     onnx.save(model(), tmp_path / "words.onnx")
     has_gpu = "cuda" in target

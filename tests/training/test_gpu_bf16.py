@@ -66,11 +66,12 @@ def tracks(length: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     return {"x": random.standard_normal((2, 1, length)).astype("f4")}, targets
 
 
+@pytest.mark.slow  # many ways to cut a step up are planned, here and below
 @pytest.mark.parametrize(
     ("model", "loss", "feeds"),
     [
         (models.build("cifar_quick", batch=16, size=16, width=16), LOSS, images()),
-        pytest.param(atacworks(300), TWO_LOSSES, tracks(300), marks=pytest.mark.slow),
+        (atacworks(300), TWO_LOSSES, tracks(300)),
     ],
     ids=["cifar_quick", "atacworks"],
 )
@@ -83,7 +84,7 @@ def test_losses_are_float32s(
     np.testing.assert_allclose(narrow, wide, rtol=0.01)
 
 
-@pytest.mark.slow  # many tilings are planned
+@pytest.mark.slow
 def test_half_of_the_memory_is_enough(tmp_path: Path) -> None:
     """On a device that has the budget and no byte more."""
     random, g = np.random.default_rng(0), GraphBuilder("small", 3)
@@ -108,6 +109,7 @@ def planned(precision: str) -> Planned:
     return hybridc.plan_training(atacworks(4000), **options)[STEP]
 
 
+@pytest.mark.slow
 def test_activations_take_half_of_the_bytes() -> None:
     narrow, wide = planned("bf16"), planned("fp32")
     assert narrow.all_gpu_peak_bytes < 0.6 * wide.all_gpu_peak_bytes  # inputs and parameters are float32
@@ -139,6 +141,7 @@ def test_tensor_cores_make_products_forward_and_backward() -> None:
     assert notes == {"no kernel for tensor cores computes this"}  # convolutions from or to one channel
 
 
+@pytest.mark.slow
 def test_digits_are_learned(tmp_path: Path) -> None:
     data = pytest.importorskip("sklearn.datasets").load_digits()
     x, labels = (data.images[:, None] / 16).astype("f4"), data.target.astype("i8")

@@ -89,9 +89,12 @@ def check_same(
 @pytest.mark.parametrize(
     ("model", "count"),
     [
-        *((network, count) for count in (1, 7, BATCH)),
-        (own_loss, 7),
-        *(pytest.param(own_loss, count, marks=pytest.mark.slow) for count in (1, BATCH)),
+        *((model, 7) for model in (network, own_loss)),
+        *(
+            pytest.param(model, count, marks=pytest.mark.slow)
+            for model in (network, own_loss)
+            for count in (1, BATCH)
+        ),
     ],
 )
 def test_step_is_that_of_a_network_compiled_for_as_many(
@@ -116,8 +119,8 @@ def wide() -> onnx.ModelProto:
     return g.model(logits=g.gemm(g.flatten(x), CLASSES))
 
 
-# of the first a batch goes through in micro-batches
-@pytest.mark.parametrize("budget", ["15%", pytest.param("50%", marks=pytest.mark.slow)])
+@pytest.mark.slow  # many ways to cut the network up are planned
+@pytest.mark.parametrize("budget", ["15%", "50%"])  # of the first a batch goes through in micro-batches
 def test_step_on_a_gpu_is_that_of_a_network_compiled_for_as_many(budget: str, compiled: Compile) -> None:
     options: dict[str, Any] = {"target": "cuda:sm_75+avx2", "machine": EAGER_GPU, "gpu_memory": budget}
     path = compiled(wide, UP_TO_BATCH, plan_seconds=0.05, **options)
@@ -128,8 +131,9 @@ def test_step_on_a_gpu_is_that_of_a_network_compiled_for_as_many(budget: str, co
         check_same(trained(session, [5, 5]), trained(exact, [5, 5]))
 
 
-@random_examples(20)
-@given(count=st.integers(1, BATCH), parts=st.sampled_from([2, 4, BATCH]))
+@pytest.mark.parametrize("parts", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, BATCH))])
+@random_examples(10)
+@given(count=st.integers(1, BATCH))
 def test_parts_of_any_batch_have_the_mean_of_its_examples(count: int, parts: int, compiled: Compile) -> None:
     with (
         hybridc.load_training(compiled(plain, UP_TO_BATCH, accumulate=parts)) as session,
@@ -306,6 +310,7 @@ def test_command_tells_what_it_leaves_out(
         assert (told in capsys.readouterr().out) == is_told
 
 
+@pytest.mark.slow
 def test_command_trains_on_all_examples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnx.save(network(dropout=0.1), tmp_path / "small.onnx")
     images, labels = examples(BATCH + 4)

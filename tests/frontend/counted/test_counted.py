@@ -144,7 +144,12 @@ def assert_agrees(
 
 @pytest.mark.parametrize(
     ("text", "drawn"),
-    [(DETECTOR, boxes_of), (CENTRED, centred_boxes_of), (FOLLOWING, feeds_of), (COPIED, copied_feeds)],
+    [
+        (DETECTOR, boxes_of),
+        pytest.param(CENTRED, centred_boxes_of, marks=pytest.mark.slow),
+        (FOLLOWING, feeds_of),
+        (COPIED, copied_feeds),
+    ],
     ids=["detector", "centred", "following", "copied"],
 )
 def test_results_have_as_many_elements_as_onnxruntimes(

@@ -136,7 +136,9 @@ def test_a_skip_and_what_comes_up_are_joined_by_the_convolution_that_reads_them(
     assert all(tensor_shape(argument)[1] == 8 for call in joined for argument in call.args[1].fields[:2])
 
 
-@pytest.mark.parametrize(("size", "limit_bytes"), [(16, 7 * KIB), (20, 14 * KIB)])
+@pytest.mark.parametrize(
+    ("size", "limit_bytes"), [(16, 7 * KIB), pytest.param(20, 14 * KIB, marks=pytest.mark.slow)]
+)
 def test_a_u_net_fits_any_limit_that_its_weights_allow(size, limit_bytes):
     tiled(u_net(size), limit_bytes)
 

@@ -35,6 +35,12 @@ def computed(way: Way | None) -> Iterator[None]:
         yield
 
 
+def names_to_run(request: pytest.FixtureRequest, test: Callable[..., None]) -> set[str]:
+    """Of the cases of a test in this run, by its parameter `name`."""
+    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    return {str(item.callspec.params["name"]) for item in items if item.function is test}
+
+
 def built(
     scheduled: Mapping[str, Scheduled], edit: Callable[[str], str] = unedited
 ) -> tuple[tvm.runtime.Module, str]:

@@ -32,11 +32,12 @@ from hybridc.schedules.cuda.tensor_core.packing import packed
 from hybridc.schedules.cuda.tensor_core.read import Axis, Element, read_matrix_product
 from hybridc.schedules.cuda.tensor_core.staging import Operand
 from hybridc.schedules.cuda.tensor_core.tile import TILES, Way
+from hybridc.schedules.packing import Packing
 from hybridc.schedules.rule import Request, Scheduled
 from hybridc.schedules.select import schedule
 from hybridc.targets import parse_target
 from tests.schedules.cuda import references as ref
-from tests.schedules.cuda.tensor_cores import TARGET, computed, unedited
+from tests.schedules.cuda.tensor_cores import TARGET, computed, names_to_run, unedited
 from tests.schedules.cuda.tensor_cores import built as built_library
 from tests.support.fusion import fused_calls
 
@@ -212,8 +213,10 @@ def build(cases: list[Case], edit: Callable[[str], str] = unedited) -> Built:
 
 
 @pytest.fixture(scope="module")
-def built() -> Built:
-    return build(list(CASES.values()))
+def built(request: pytest.FixtureRequest) -> Built:
+    """Of the cases that are to run, or of all where none is named."""
+    chosen = names_to_run(request, test_products_are_exact)
+    return build([case for name, case in CASES.items() if name in chosen or not chosen])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -363,9 +366,11 @@ def test_turing_has_them_too() -> None:
     assert "copy_async" not in str(made.function)
 
 
-def test_known_weights_are_packed_so_that_words_are_loaded(built: Built) -> None:
-    packings = {name: dict(made.packings) for name, made in built.scheduled.items()}
-    assert packings["matmul_2x3x17x64x24_uint8_0_None"][1].axes == (1, 0)
-    assert packings["conv_1x64x6x7x16x64x3x3_int8_1_1_1"][1].axes == (0, 2, 3, 1)  # taps first
-    assert packings["conv_1x3x22x22x16x3x7x7_uint8_2_3_1"][1].axes == (1, 2, 3, 0)  # 147 deep
-    assert not packings["matmul_40x128x72_uint8_0_4"]
+def test_known_weights_are_packed_so_that_words_are_loaded() -> None:
+    def packings(name: str) -> dict[int, Packing]:
+        return dict(on_tensor_cores(CASES[name]).packings)
+
+    assert packings("matmul_2x3x17x64x24_uint8_0_None")[1].axes == (1, 0)
+    assert packings("conv_1x64x6x7x16x64x3x3_int8_1_1_1")[1].axes == (0, 2, 3, 1)  # taps first
+    assert packings("conv_1x3x22x22x16x3x7x7_uint8_2_3_1")[1].axes == (1, 2, 3, 0)  # 147 deep
+    assert not packings("matmul_40x128x72_uint8_0_4")

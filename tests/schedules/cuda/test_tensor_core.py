@@ -40,7 +40,7 @@ from hybridc.schedules.select import schedule
 from hybridc.schedules.storage import stored
 from hybridc.targets import Target, parse_target
 from tests.schedules.cuda import references as ref
-from tests.schedules.cuda.tensor_cores import TARGET, computed, unedited
+from tests.schedules.cuda.tensor_cores import TARGET, computed, names_to_run, unedited
 from tests.schedules.cuda.tensor_cores import built as built_library
 from tests.support.fusion import fused_operators
 
@@ -370,8 +370,10 @@ def build(cases: list[Case], edit: Callable[[str], str] = unedited) -> Built:
 
 
 @pytest.fixture(scope="module")
-def built() -> Built:
-    return build(list(CASES.values()))
+def built(request: pytest.FixtureRequest) -> Built:
+    """Of the cases that are to run, or of all where none is named: each takes seconds to compile."""
+    chosen = names_to_run(request, test_products_are_those_of_float64)
+    return build([case for name, case in CASES.items() if name in chosen or not chosen])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -401,14 +403,14 @@ def test_small_groups_are_left_to_float32() -> None:
     assert made is not None and made.rule == "conv2d"
 
 
-def test_known_weights_are_packed(built: Built) -> None:
-    assert built.scheduled["conv_known"].packings
-    assert built.scheduled["conv_groups_known"].packings
+def test_known_weights_are_packed() -> None:
+    assert on_tensor_cores(CASES["conv_known"]).packings
+    assert on_tensor_cores(CASES["conv_groups_known"]).packings
     # a thread's part of a slice has one tap where there are whole chunks of channels
-    assert [p.axes for _, p in built.scheduled["conv_taps_of_chunks"].packings] == [(0, 2, 3, 1)]
+    assert [p.axes for _, p in on_tensor_cores(CASES["conv_taps_of_chunks"]).packings] == [(0, 2, 3, 1)]
     assert not on_tensor_cores(replace(CASES["conv"], known_weights=True)).packings
     # of 75 along the depth each row begins elsewhere in a line, of 16 output channels none does
-    ((_, packing),) = built.scheduled["conv_deep_weights"].packings
+    ((_, packing),) = on_tensor_cores(CASES["conv_deep_weights"]).packings
     assert packing.axes == (1, 2, 3, 0)
 
 
@@ -439,7 +441,7 @@ def is_right_without(case: Case, pattern: str, number: int, instead: str = "") -
     return all(faulty.is_right(case, order) for order in ThreadOrder)
 
 
-@pytest.mark.parametrize("stages", [0, 2, 3])
+@pytest.mark.parametrize("stages", [0, *(pytest.param(count, marks=pytest.mark.slow) for count in (2, 3))])
 def test_a_missing_barrier_shows(stages: int) -> None:
     case = fault(stages)
     assert len(re.findall(r"__syncthreads\(\);", build([case]).source)) == 1

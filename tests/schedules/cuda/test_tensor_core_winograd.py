@@ -24,7 +24,7 @@ from hybridc.schedules.cuda.tensor_core_winograd.tensor_core_winograd import (
 from hybridc.schedules.rule import Request, Scheduled
 from hybridc.schedules.storage import stored
 from tests.schedules.cuda.families import Array, Family, convolution
-from tests.schedules.cuda.tensor_cores import TARGET, built, unedited
+from tests.schedules.cuda.tensor_cores import TARGET, built, names_to_run, unedited
 
 DRAWN = 10
 HALF = 2.0**-11
@@ -139,8 +139,10 @@ def build(cases: Mapping[str, Case], edit: Callable[[str], str] = unedited) -> B
 
 
 @pytest.fixture(scope="module")
-def drawn() -> Built:
-    return build(CASES)
+def drawn(request: pytest.FixtureRequest) -> Built:
+    """Of the cases that are to run, or of all where none is named."""
+    chosen = names_to_run(request, test_drawn_convolution_is_what_numpy_says)
+    return build({name: case for name, case in CASES.items() if name in chosen or not chosen})
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -150,7 +152,8 @@ def test_drawn_convolution_is_what_numpy_says(name: str, drawn: Built) -> None:
 
 
 def test_errors_are_a_few_times_those_of_rounding_once(drawn: Built) -> None:
-    for name, case in CASES.items():
+    for name in drawn.scheduled:
+        case = CASES[name]
         inputs = case.drawn()
         want = case.family.reference(*(x.astype(np.float64) for x in inputs))
         found = drawn.result(name, case, inputs, ThreadOrder.FORWARD)

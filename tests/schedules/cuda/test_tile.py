@@ -29,6 +29,7 @@ from hybridc.schedules.shapes import index_shape
 from hybridc.schedules.storage import stored
 from hybridc.targets import parse_target
 from tests.schedules.cuda.families import FAMILIES, Array, Family, convolution
+from tests.schedules.cuda.tensor_cores import names_to_run
 from tests.schedules.cuda.test_rules import run
 from tests.support.emulated import compile_for_emulator
 
@@ -172,9 +173,11 @@ CASES = drawn_cases()
 
 
 @pytest.fixture(scope="module")
-def scheduled() -> dict[str, Scheduled]:
-    made = {}
-    for name, case in CASES.items():
+def scheduled(request: pytest.FixtureRequest) -> dict[str, Scheduled]:
+    """Of the cases that are to run, or of all where none is named."""
+    chosen, made = names_to_run(request, test_drawn_product_is_what_numpy_says), {}
+    for name in [each for each in CASES if each in chosen or not chosen]:
+        case = CASES[name]
         function = case.family.function(name)
         plan = case.plan(function)
         result = finish_function(scheduled_product(function, plan), "tiled", cuda_target(TARGET))

@@ -9,9 +9,12 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
-import hybridc
-from hybridc.training.ranks.exchange import Ranks
-from tests.training.conftest import examples
+from hybridc.cli.support.imports import lasting_imports
+
+with lasting_imports():  # as of the command, without PyTorch
+    import hybridc
+    from hybridc.training.ranks.exchange import Ranks
+    from tests.training.conftest import examples
 
 STEPS = 5
 

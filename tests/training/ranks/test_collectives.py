@@ -24,7 +24,7 @@ RANKS, BATCH = 4, 64
 NETWORK = Network()
 
 
-@pytest.fixture(scope="module", params=["avx2", "cuda+avx2"])
+@pytest.fixture(scope="module", params=["avx2", pytest.param("cuda+avx2", marks=pytest.mark.slow)])
 def planned(request: pytest.FixtureRequest) -> tuple[Graph, Plan]:
     """The accumulation of cifar_quick; with a GPU for half of what it needs there."""
     given = {"target": request.param, "plan_seconds": 0.2}

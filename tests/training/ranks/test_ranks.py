@@ -50,14 +50,19 @@ def of_one_rank(parts_artifact: Path, data: Path, tmp_path_factory: pytest.TempP
     return found.progress.losses
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_have_the_losses_of_one(count: int, parts_artifact: Path, data: Path, of_one_rank: Any) -> None:
     found = losses(count, parts_artifact, data, "--epochs", 5)
     np.testing.assert_allclose(found, of_one_rank, rtol=1e-6)
-    if count == 2:
-        assert losses(count, parts_artifact, data, "--epochs", 5) == found
 
 
+@pytest.mark.slow
+def test_ranks_have_the_same_losses_each_time(parts_artifact: Path, data: Path) -> None:
+    found = losses(2, parts_artifact, data, "--epochs", 5)
+    assert losses(2, parts_artifact, data, "--epochs", 5) == found
+
+
+@pytest.mark.slow
 def test_ranks_share_the_last_batch_of_an_epoch(tmp_path: Path) -> None:
     """BatchNorm's statistics are those of parts, which are alike on any number of ranks."""
     artifact, data = tmp_path / "step.hyb", tmp_path / "train.npz"
@@ -78,6 +83,7 @@ def test_bf16_on_the_wire_is_near(parts_artifact: Path, data: Path, of_one_rank:
     assert found[-10:] != list(of_one_rank[-10:])
 
 
+@pytest.mark.slow
 def test_ranks_clip_the_gradient_of_the_whole_batch(
     clipping_artifact: Path, data: Path, tmp_path: Path, of_one_rank: Any
 ) -> None:
@@ -150,7 +156,10 @@ def test_killed_rank_of_several_is_named(rank: int, parts_artifact: Path, data: 
         assert becomes_true(lambda r=other: rank_process(r, folder) is None)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGSTOP, signal.SIGTERM))],
+)
 def test_a_rank_that_fails_ends_all_and_the_run_goes_on_with_another_number(
     number: int, parts_artifact: Path, data: Path, tmp_path: Path, of_one_rank: Any
 ) -> None:
@@ -232,6 +241,7 @@ def refusal(count: int, *words: object) -> str:
     return told
 
 
+@pytest.mark.slow  # with BatchNorm of all ranks the same is refused
 def test_number_of_ranks_that_cannot_share_a_batch_is_refused(parts_artifact: Path, data: Path) -> None:
     assert "error[HC587]: 3 ranks cannot share a batch of 4 parts" in refusal(
         3, *command(parts_artifact, data)

@@ -60,7 +60,9 @@ def of_whole_batch(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path
     return folder / "run"
 
 
-@pytest.mark.parametrize("more", [(), ("--shard-states",)], ids=["alone", "sharing_states"])
+@pytest.mark.parametrize(
+    "more", [(), pytest.param(("--shard-states",), marks=pytest.mark.slow)], ids=["alone", "sharing_states"]
+)
 def test_ranks_have_losses_and_statistics_of_the_whole_batch(
     more: tuple[str, ...], synchronized: Path, of_whole_batch: Path, data: Path, tmp_path: Path
 ) -> None:

@@ -113,7 +113,7 @@ def test_a_known_time_that_no_plan_beats_ends_the_search(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("share", [0.8, 0.97, 1.02, 1.3])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_nothing_is_missed_that_is_faster_than_a_known_time(
     seed: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -281,7 +281,9 @@ def test_of_a_huge_graph_each_budget_gets_a_plan_and_more_memory_is_not_slower(
     assert everything < quarter
 
 
-@pytest.mark.parametrize("share", [0.2, 0.8, 0.95, 1.0, 1.05, 2.0])
+@pytest.mark.parametrize(
+    "share", [0.2, 1.0, *(pytest.param(share, marks=pytest.mark.slow) for share in (0.8, 0.95, 1.05, 2.0))]
+)
 def test_of_many_tiles_plans_are_placed_that_may_be_faster_than_known_ones(
     share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

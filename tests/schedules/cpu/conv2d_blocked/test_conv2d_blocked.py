@@ -68,7 +68,11 @@ def test_residual_may_share_its_bytes_with_the_output(harness):
 
 
 @pytest.mark.parametrize(
-    "case", [Case(16, 64, (5, 7), **THREE), Case(16, 64, (7, 7), batches=2)], ids=["3x3", "1x1"]
+    "case",
+    [
+        pytest.param(Case(16, 64, (5, 7), **THREE), marks=pytest.mark.slow, id="3x3"),
+        pytest.param(Case(16, 64, (7, 7), batches=2), id="1x1"),
+    ],
 )
 def test_every_offered_tile_computes_the_same(harness, assert_close, case):
     function = fused(case)

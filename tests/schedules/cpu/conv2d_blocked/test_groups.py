@@ -117,7 +117,9 @@ def test_grouped_convolution_with_bias_residual_and_relu_matches_float64(harness
     assert_close(result, _expected(case, inputs))
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[9]], ids=["narrow", "wide"])
+@pytest.mark.parametrize(
+    "case", [CASES[0], pytest.param(CASES[9], marks=pytest.mark.slow)], ids=["narrow", "wide"]
+)
 def test_every_offered_tile_computes_the_same(harness, assert_close, case):
     function = fused_behind(case.function, op.nn.relu)
     inputs = _inputs(function)

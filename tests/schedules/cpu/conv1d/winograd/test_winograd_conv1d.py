@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax
 
@@ -16,6 +16,7 @@ from hybridc.schedules.cpu.conv2d.read import read_convolution
 from hybridc.schedules.rule import Request, Rule, Scheduled, schedule_rule
 from hybridc.targets import ISAS, Target
 from tests.schedules.cpu.conftest import Harness
+from tests.support.random_examples import random_examples
 
 op = relax.op
 
@@ -91,7 +92,7 @@ def test_result_with_bias_residual_and_relu_matches_float64(
     assert_close(result, np.maximum(expected + bias + residual, 0))
 
 
-@settings(max_examples=12)
+@random_examples(20)
 @given(data=st.data())
 def test_any_plan_of_any_filter(data: st.DataObject) -> None:
     harness = Harness(ISAS["avx2"])
