@@ -253,7 +253,7 @@ class _TileEmitter:
         origins: Sequence[str],
         convolution: relax.Var | None,
     ) -> relax.Expr:
-        """A slice of an operand; the whole operand for None. A `convolution` that reads it has its own halo."""
+        """A slice of an operand; the whole operand for None. A `convolution` has a halo of its own."""
         if not isinstance(operand, relax.Var | GenericConst):
             return operand
         if operand in self.unwritten:
