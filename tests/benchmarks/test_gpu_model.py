@@ -74,7 +74,7 @@ def test_gates_tell_what_is_missed(gates: ModuleType) -> None:
 def test_kernels_of_today_meet_the_gates(gates: ModuleType, network: str) -> None:
     """A few kernels for one architecture; `make gpu-gates` compiles all of the suite for three."""
     try:
-        found = gates.gate_rows(network, ["rtx-3090"])
+        found = list(gates.gate_rows(network, ["rtx-3090"]))
     except DeviceError as error:
         pytest.skip(f"the extra `bench` is not installed: {error}")
     assert [sentence for row in gates.summaries(found) for sentence in gates.failures(row)] == []
