@@ -120,7 +120,16 @@ class Attention:
         return self.value.extent(-1)
 
 
-def fuse_attention(program: Program, suits: Callable[[Attention], bool] = lambda match: True) -> Program:
+Suits = Callable[[Attention], bool]
+"""Whether a match is to be one kernel."""
+
+
+def any_attention(_: Attention) -> bool:
+    """All of it is."""
+    return True
+
+
+def fuse_attention(program: Program, suits: Suits = any_attention) -> Program:
     """Replace every attention of a float32 program that `suits` by a call of one function, whose name tells
     what it computes.
 
@@ -158,7 +167,7 @@ def fuse_attention(program: Program, suits: Callable[[Attention], bool] = lambda
     return builder.finish([renamed(o) for o in program.outputs], {**program.functions, **made})
 
 
-def attention_operands(program: Program, suits: Callable[[Attention], bool]) -> list[tuple[relax.Var, ...]]:
+def attention_operands(program: Program, suits: Suits) -> list[tuple[relax.Var, ...]]:
     """Of every attention that `suits`, the tensors that its queries, keys and values are made of."""
     found = [match for match in find_attention(program) if suits(match)]
     return [tuple(operand.tensor for operand in match.operands) for match in found]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -13,7 +12,7 @@ from hybridc.options import FP16, FP32, INT8, TF32
 from hybridc.passes.canonicalize.canonicalize import canonicalize
 from hybridc.passes.canonicalize.sharing import share_equal
 from hybridc.passes.canonicalize.subnormals import drop_subnormal_weights
-from hybridc.passes.fuse.attention import Attention, attention_operands, fuse_attention
+from hybridc.passes.fuse.attention import Attention, Suits, attention_operands, fuse_attention
 from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.fuse.heads import join_heads
 from hybridc.passes.fuse.separable import fuse_separable
@@ -89,7 +88,7 @@ def fuse_network(c: ImportedNetwork, _: Progress) -> FusedNetwork:
     return FusedNetwork(c.job, program, c.library, c.narrow, unfused=c.program)
 
 
-def gpu_attention(c: ImportedNetwork) -> Callable[[Attention], bool]:
+def gpu_attention(c: ImportedNetwork) -> Suits:
     """Whether an attention of a network for both devices is one kernel."""
     options = c.job.options
     is_narrow = bool(c.narrow.nodes) or options.precision == FP16 or options.trains_in_bf16

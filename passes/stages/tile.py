@@ -8,6 +8,7 @@ from functools import partial
 
 from hybridc.ir import Graph
 from hybridc.machine import Machine
+from hybridc.passes.fuse.attention import Suits
 from hybridc.passes.phases import (
     GraphedNetwork,
     ImportedNetwork,
@@ -31,7 +32,7 @@ from hybridc.passes.stages.program import gpu_attention
 from hybridc.passes.stages.searches import remembered_search, search_first_plans, watched
 from hybridc.passes.tiling.side_by_side import large_products, side_by_side
 from hybridc.passes.tiling.tile import tile
-from hybridc.passes.tiling.working_set import Suits, kernel_groups
+from hybridc.passes.tiling.working_set import kernel_groups
 from hybridc.progress import Progress
 from hybridc.schedules.storage import NARROW
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from tvm import relax
 
+from hybridc.passes.fuse.attention import Suits, any_attention
 from hybridc.passes.program.program import Program, is_op, operator_name
 from hybridc.passes.tiling.limits import UNREACHABLE_LIMIT_SLACK
 from hybridc.passes.tiling.slice_rules import slice_of
@@ -24,7 +25,7 @@ from hybridc.passes.tiling.tile_sizes import (
     concats_in_readers,
     try_tile_sizes,
 )
-from hybridc.passes.tiling.working_set import KernelGroup, Suits, any_attention, kernel_groups
+from hybridc.passes.tiling.working_set import KernelGroup, kernel_groups
 
 GATHERS = ("halo", "concat")
 """Inside a tiled kernel these may stay whole; they are then kernels of their own."""

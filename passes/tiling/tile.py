@@ -25,6 +25,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
+from hybridc.passes.fuse.attention import Suits, any_attention
 from hybridc.passes.program.operators import Fact, has_fact
 from hybridc.passes.program.program import (
     Program,
@@ -42,7 +43,7 @@ from hybridc.passes.tiling.limits import MAX_CALLS
 from hybridc.passes.tiling.regions import choose_tiled_tensors
 from hybridc.passes.tiling.slice_rules import Operation, Slice, SliceRule, slice_of
 from hybridc.passes.tiling.tile_sizes import TensorFacts, TiledTensor, concats_in_readers
-from hybridc.passes.tiling.working_set import Suits, any_attention, largest_working_set_bytes
+from hybridc.passes.tiling.working_set import largest_working_set_bytes
 
 MAX_ROUNDS = 3
 """Tiles that are still too large are tiled again, along another axis: batches, then rows, then channels."""

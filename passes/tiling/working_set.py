@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm import relax
 
 from hybridc.ir.graph import dtype_bits
-from hybridc.passes.fuse.attention import Attention, find_attention
+from hybridc.passes.fuse.attention import Suits, any_attention, find_attention
 from hybridc.passes.fuse.fuse import form_groups
 from hybridc.passes.program.operators import Fact, has_fact, name_has_fact
 from hybridc.passes.program.prim_funcs import OperatorFacts, Pattern
@@ -26,8 +25,6 @@ MOVING_FUNCTIONS = ("halo", "rows")
 
 
 Members = tuple[relax.VarBinding, ...]
-Suits = Callable[[Attention], bool]
-"""Whether `fuse_attention` will make one kernel of a match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +45,6 @@ class KernelGroup:
     def result(self) -> relax.Var:
         """The variable that the last member defines."""
         return self.members[-1].var
-
-
-def any_attention(_: Attention) -> bool:
-    """All of it is one kernel."""
-    return True
 
 
 def largest_working_set_bytes(program: Program, suits: Suits = any_attention) -> int:
