@@ -2,9 +2,9 @@
 
 How finely kernels are cut up decides how fast a plan can be: large bands need memory that small budgets do
 not have, small ones cost launches. Which way is best is told by short searches at fixed budgets, the points,
-which depend on the network but not on the budget that is asked for. A way that is best at a point is planned
-for that budget and every larger one; so a larger budget has more ways to choose from, never fewer, and its
-plan is not slower.
+which depend on the network but not on the budget that is asked for. A way that is best at a point, or nearly,
+is planned for that budget and every larger one; so a larger budget has more ways to choose from, never fewer,
+and its plan is not slower.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ USUAL = (0.1, 0.25, 0.5)
 # Tilings have limits a factor of two apart: with 8, three of them are compared at a point, and the whole.
 FINEST = 8
 """At a point ways are compared whose kernels are cut up to its bytes, or to more than an eighth of them."""
+# googlenet at 20 %: 4.3 % behind in the short search, 10 % ahead in the long one. At nine drawn budgets 10 %
+# finds nothing that 5 % does not, in up to twice the time.
+NEARLY = 1.05
+"""Ways that a short search finds up to so much slower than the best one are planned, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +121,8 @@ def choose_tilings(
     ranges: dict[int, tuple[int, int]] = {}
     for point, following in pairwise((*points, UNLIMITED_BYTES)):
         contestants = [n for n in _contestants(tilings, point) if least_bytes[n] <= point]
-        best = _fastest(contexts, contestants or [len(cut_up)], point)
-        ranges[best] = ranges.get(best, (point, 0))[0], following
+        for n in _fastest(contexts, contestants or [len(cut_up)], point):
+            ranges[n] = ranges.get(n, (point, 0))[0], following
     ranges[0] = least_bytes[0], UNLIMITED_BYTES
     return tuple(
         replace(
@@ -143,8 +147,12 @@ def _contestants(tilings: Sequence[Tiling], point: int) -> list[int]:
     ]
 
 
-def _fastest(contexts: Sequence[PlanningContext], contestants: Sequence[int], budget_bytes: int) -> int:
+def _fastest(
+    contexts: Sequence[PlanningContext], contestants: Sequence[int], budget_bytes: int
+) -> Sequence[int]:
+    """Those that may be the fastest of a thorough search."""
     if len(contestants) == 1:
-        return contestants[0]
+        return contestants
     times_us = {n: rough_time_us(contexts[n], budget_bytes) for n in contestants}
-    return min(times_us, key=lambda n: times_us[n])
+    enough_us = NEARLY * min(times_us.values())
+    return [n for n in contestants if times_us[n] <= enough_us]

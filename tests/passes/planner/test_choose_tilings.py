@@ -63,6 +63,13 @@ def test_smaller_budgets_have_finer_bands_and_gain_by_them() -> None:
     )
 
 
+def test_a_way_that_is_nearly_as_fast_is_planned_too() -> None:
+    whole, coarse, *_ = ways()
+    alike = [coarse, replace(coarse, limit_bytes=coarse.limit_bytes // 2)]
+    found = {t.limit_bytes for t in chosen(coarse.limit_bytes, (whole, *alike))}
+    assert found >= {tiling.limit_bytes for tiling in alike}
+
+
 @pytest.mark.parametrize("share", SHARES)
 def test_larger_budget_has_every_way_that_a_smaller_one_has(share: float) -> None:
     peak_bytes = all_gpu_peak_bytes(bands(1), machine())
