@@ -12,6 +12,7 @@ from itertools import count
 import numpy as np
 import tvm
 from tvm import relax, tirx
+from tvm_ffi import structural_equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,11 @@ class Program:
         """What `main` returns, field by field."""
         body = resolve(self.main.body.body, {b.var: b.value for b in self.bindings})
         return list(body.fields) if isinstance(body, relax.Tuple) else [self.main.body.body]
+
+
+def is_same(a: Program, b: Program) -> bool:
+    """Whether two programs compute the same in the same way, out of the same weights."""
+    return a.weights.keys() == b.weights.keys() and bool(structural_equal(a.module, b.module))
 
 
 def resolve(expr: relax.Expr, values: Mapping[relax.Var, relax.Expr]) -> relax.Expr:

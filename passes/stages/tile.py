@@ -27,7 +27,7 @@ from hybridc.passes.planner.search.partition import (
     smallest_budget_bytes,
 )
 from hybridc.passes.planner.side_by_side import cut_by_bandwidth, cut_worth_making, second_kernels, with_heads
-from hybridc.passes.program.program import Program
+from hybridc.passes.program.program import Program, is_same
 from hybridc.passes.stages.program import gpu_attention
 from hybridc.passes.stages.searches import remembered_search, search_first_plans, watched
 from hybridc.passes.tiling.side_by_side import large_products, side_by_side
@@ -164,6 +164,7 @@ def _tilings(
     found: list[Tiling] = []
     if len(c.graph.kernels) > MAX_TILED_KERNELS:
         return c, found
+    finer = c.unfused
     for limit_bytes in limits:
         if c.job.watch is not None and c.job.watch.is_content():
             break  # what is tiled is not planned any more
@@ -172,6 +173,9 @@ def _tilings(
             break  # all kernels are within this limit
         if found and limit_bytes > largest_bytes and _some_fits((whole, *found), c.machine, largest_bytes):
             break  # no budget could use larger tiles; where nothing fits, these may need less
+        if is_same(program, finer):
+            continue  # its tiles are within a finer limit, too
+        finer = program
         if _kernel_count(program, gpu_attention(c)) > MAX_TILED_KERNELS:
             continue
         tiled = to_graph(ImportedNetwork(c.job, program, c.library, c.narrow), progress)

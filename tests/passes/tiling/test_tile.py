@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 
 from hybridc.passes.fuse.attention import fuse_attention
 from hybridc.passes.fuse.fuse import fuse
-from hybridc.passes.program.program import Program, operator_name, tensor_shape
+from hybridc.passes.program.program import Program, is_same, operator_name, tensor_shape
 from hybridc.passes.tiling.tile import emit_tiles, tile
 from hybridc.passes.tiling.tile_sizes import TiledTensor
 from hybridc.passes.tiling.working_set import kernel_groups, largest_working_set_bytes
@@ -56,6 +56,16 @@ def u_net(size: int = 16) -> Program:
 def test_a_program_whose_kernels_fit_is_left_alone():
     before = u_net()
     assert tile(before, largest_working_set_bytes(before)) is before
+
+
+def test_limits_that_the_same_tiles_are_within_make_the_same_program():
+    before = u_net()
+    largest_bytes = largest_working_set_bytes(before)
+    fine = tile(before, largest_bytes // 4)
+    slightly_more_bytes = largest_bytes // 4 + 1
+    assert is_same(tile(before, slightly_more_bytes), fine)
+    assert not is_same(tile(before, largest_bytes // 2), fine)
+    assert not is_same(before, fine)
 
 
 def test_operators_become_calls_on_bands():
