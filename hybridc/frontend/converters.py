@@ -37,6 +37,7 @@ from hybridc.frontend.expand.recurrent import RECURRENCE_OPERATOR
 from hybridc.frontend.loss_nodes import negative_log_likelihood_loss, softmax_cross_entropy_loss
 from hybridc.frontend.narrow.casts import bit_cast, cast
 from hybridc.frontend.parameters import TRAINING_BATCH_NORM, TRAINING_DROPOUT
+from hybridc.frontend.restrictions import is_undecided
 from hybridc.frontend.values import constant_array, static_shape
 
 MAX_CONCATENATED = 64
@@ -242,6 +243,8 @@ def _prelu(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> rela
 
 def _reduce_log_sum_exp(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
     """The largest element is subtracted, but never an infinity: infinity minus itself is NaN."""
+    if is_undecided(node):
+        raise ValueError("its axes are not constant")
     given = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None
     axes = given.tolist() if given is not None else node.attributes.get_ints("axes", [])
     hands_through = node.attributes.get_int("noop_with_empty_axes", 0)

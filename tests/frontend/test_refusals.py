@@ -266,6 +266,16 @@ def test_sizes_of_parts_are_to_be_constant(make_model):
     assert error.remedy == "make what decides it a constant: --value sizes=NUMBER"
 
 
+@pytest.mark.parametrize("operator", ["ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceSum"])
+def test_axes_are_to_be_constant(make_model, operator):
+    node = make_node(operator, ["x", "axes"], ["y"])
+    model = make_model([node], {"x": [3, 2], "axes": [1]}, ["y"], opset=18)
+    model.graph.input[1].type.tensor_type.elem_type = TensorProto.INT64
+    error = refusal(model)
+    assert error.code == codes.IMPORT_FAILED
+    assert error.remedy == "make what decides it a constant: --value axes=NUMBER"
+
+
 def test_unknown_rank_needs_a_shape(make_model):
     model = make_model([make_node("Relu", ["x"], ["y"])], {"x": [1]}, ["y"])
     model.graph.input[0].type.tensor_type.ClearField("shape")
