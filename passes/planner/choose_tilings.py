@@ -30,7 +30,7 @@ USUAL = (0.1, 0.25, 0.5)
 # Tilings have limits a factor of two apart: with 8, three of them are compared at a point, and the whole.
 FINEST = 8
 """At a point ways are compared whose kernels are cut up to its bytes, or to more than an eighth of them."""
-# googlenet at 20 %: 4.3 % behind in the short search, 10 % ahead in the long one. At nine drawn budgets 10 %
+# googlenet at 20 %: 4.3 % behind in the short search, 10 % ahead in the long one. At eight drawn budgets 10 %
 # finds nothing that 5 % does not, in up to twice the time.
 NEARLY = 1.05
 """Ways that a short search finds up to so much slower than the best one are planned, too."""

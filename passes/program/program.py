@@ -57,7 +57,7 @@ class Program:
 
 
 def is_same(a: Program, b: Program) -> bool:
-    """Whether two programs compute the same in the same way, out of the same weights."""
+    """Whether two programs of one model compute the same in the same way; weights are known by name."""
     return a.weights.keys() == b.weights.keys() and bool(structural_equal(a.module, b.module))
 
 
