@@ -94,18 +94,18 @@ def main() -> int:
     print(
         f"at bounds at most {worst:.2f} of an exact artifact; inside at most {above:.2f} of the bound's time"
     )
-    _write(rows, given.model)
+    _write(rows)
     return 0
 
 
-def _write(rows: Sequence[Mapping[str, Any]], model: str) -> None:
-    """In the place of the rows of the same kind of this model."""
-    kept = [
-        row
-        for row in rows_with_origin("ranges")
-        if row["model"] != Path(model).stem or _kind(row) != _kind(rows[0])
-    ]
+def _write(rows: Sequence[Mapping[str, Any]]) -> None:
+    """In the place of the rows of the same kind, model and target."""
+    kept = [row for row in rows_with_origin("ranges") if _key(row) != _key(rows[0])]
     print("written to", write_result("ranges", [*kept, *rows]))
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    return row["model"], row["target"], _kind(row)
 
 
 def _kind(row: Mapping[str, Any]) -> str:
@@ -160,7 +160,7 @@ def _drawn_sizes(
         f"at most {max(row['over_exact'] for row in rows):.2f} of an exact artifact; onnxruntime takes "
         f"{statistics.geometric_mean(ratios):.2f} times as long on average, at least {min(ratios):.2f}"
     )
-    _write(rows, given.model)
+    _write(rows)
     return 0
 
 
@@ -197,7 +197,7 @@ def _compile_times(given: argparse.Namespace, dims: Mapping[str, str]) -> int:
         "pairs": len(pairs),
     }
     print(row)
-    _write([row], given.model)
+    _write([row])
     return 0
 
 

@@ -313,8 +313,9 @@ def _tile(
     whole = rows % tile.rows == 0 and not has_names
     numbers = [block * integer(tile.rows) + integer(m) for m in range(tile.rows)]
     names = [named(number, ROW) for number in numbers]
-    # to simplify indices with a minimum in them takes TVM much longer
-    places = [named(tirx.min(name, integer(rows - 1)), "place") for name, _ in names]
+    # named, as to simplify indices with a choice in them takes TVM much longer; and no minimum, which LLVM
+    # computes anew in each step of the inner loop, so that sums have no registers
+    places = [named(tirx.Select(name < integer(rows), name, integer(0)), "place") for name, _ in names]
 
     def row(m: int) -> ir.Expr:
         return names[m][0] if has_names else numbers[m]

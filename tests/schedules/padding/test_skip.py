@@ -9,6 +9,8 @@ import pytest
 import tvm
 from tvm import te, tirx, topi
 
+from hybridc.codegen.cpu import cpu_module
+from hybridc.codegen.flat import flattened
 from hybridc.ir import Device
 from hybridc.schedules.padding.elements import OpenAxis, inner_extents
 from hybridc.schedules.padding.skip import skips_padding, with_sizes
@@ -130,6 +132,25 @@ def test_rows_of_a_product_are_those_of_the_run_alone(name: str, sizes: tuple[in
     np.testing.assert_array_equal(found[: sizes[0], : sizes[1]], expected[: sizes[0], : sizes[1]])
     found[: sizes[0], : sizes[1]] = UNTOUCHED
     assert np.all(found == UNTOUCHED)
+
+
+def test_rows_of_the_run_leave_the_sums_in_registers() -> None:
+    """What numbers of rows follow from is not computed in the inner loop, which has no register to spare."""
+    batch, rows, width = 8, 8, 768
+    a, b = placeholders((batch, rows, width), (width, width))
+    function = te.create_prim_func([a, b, topi.nn.matmul(a, b)])
+    made = schedule(Request(function, frozenset(), TARGET, open_dimensions=True), Device.CPU)
+    assert made is not None
+    inner = inner_extents([batch, rows, width])
+    axes = [OpenAxis(inner[0], batch, "batch"), OpenAxis(inner[1], rows, "rows")]
+    sized, skips = with_sizes(made, 2, [axes], ["batch", "rows"])
+    assert skips
+    named = {"main": sized.function.with_attrs({"global_symbol": "main", "target": LLVM})}
+    assembly = cpu_module(flattened(named), LLVM).inspect_source("asm").splitlines()
+    products = [number for number, line in enumerate(assembly) if "vfmadd" in line]
+    assert products
+    inside = assembly[products[0] : products[-1]]
+    assert not [line for line in inside if "ymm" in line and "(%rsp)" in line]
 
 
 @pytest.mark.parametrize("sizes", [(3, 33), (4, 96), (1, 1)])
