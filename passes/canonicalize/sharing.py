@@ -21,13 +21,15 @@ from hybridc.placeholders import is_placeholder
 LIMIT_BYTES = 1 << 20
 """Of a result that is kept until its last reader instead of being computed again. Masks of a prompt fit;
 large activations would take memory from the layers between, and what computes them joins its reader."""
+LIMIT_ALONE_BYTES = 16 << 20
+"""The same where a CPU runs alone, whose memory has no budget: masks of eight prompts."""
 
 _READ_IN_PLACE = ("permute_dims", "broadcast_to", "repeat", "quantize", "dequantize")
 """A kernel that is the only reader does these while it reads."""
 
 
-def share_equal(program: Program) -> Program:
-    """Bind equal expressions once. Small weights of the same value count as equal.
+def share_equal(program: Program, limit_bytes: int = LIMIT_BYTES) -> Program:
+    """Bind equal expressions of at most `limit_bytes` once. Small weights of the same value count as equal.
 
     Requires: `main` canonical.
     Ensures: a shared binding has the origins of the first that it stands for, so that a pin on the nodes of a
@@ -44,7 +46,7 @@ def share_equal(program: Program) -> Program:
     made: dict[int, list[tuple[relax.Expr, relax.Var]]] = {}
     for binding in program.bindings:
         expr = substitute(binding.value, lambda var: new.get(var, var))
-        alike = made.setdefault(tvm_ffi.structural_hash(expr), []) if _is_shared(binding) else []
+        alike = made.setdefault(tvm_ffi.structural_hash(expr), []) if _is_shared(binding, limit_bytes) else []
         var = next((var for other, var in alike if tvm_ffi.structural_equal(other, expr)), None)
         if var is None:
             copy = substitute(expr, lambda var: var)  # without the type that the builder notes
@@ -55,10 +57,10 @@ def share_equal(program: Program) -> Program:
     return builder.finish(outputs, program.functions)
 
 
-def _is_shared(binding: relax.VarBinding) -> bool:
+def _is_shared(binding: relax.VarBinding, limit_bytes: int) -> bool:
     types = binding.var.ty
     results = list(types.fields) if isinstance(types, relax.TupleType) else [types]
     if is_op(binding.value, *_READ_IN_PLACE) or not all(isinstance(t, relax.TensorType) for t in results):
         return False
     sizes = (size_bytes(tuple(int(n) for n in t.shape.values), str(t.dtype)) for t in results)
-    return sum(sizes) <= LIMIT_BYTES
+    return sum(sizes) <= limit_bytes

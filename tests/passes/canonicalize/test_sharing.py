@@ -87,6 +87,7 @@ def test_large_results_are_computed_again():
     row = LIMIT_BYTES // 4
     assert operators(share_equal(layers(build, 1, row))) == ["exp", "add"]
     assert operators(share_equal(layers(build, 1, row + 1))) == ["exp", "exp", "add"]
+    assert operators(share_equal(layers(build, 1, row + 1), LIMIT_BYTES + 4)) == ["exp", "add"]
 
 
 def test_outputs_may_be_one():
