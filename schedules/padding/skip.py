@@ -21,7 +21,7 @@ from tvm.tirx import op
 
 from hybridc.schedules.padding.elements import OpenAxis, within_axis
 from hybridc.schedules.padding.intervals import Interval, Intervals, point
-from hybridc.schedules.padding.rows import is_number, own_rows, without_names
+from hybridc.schedules.padding.rows import GROUPS, is_number, own_groups, own_rows, without_names
 from hybridc.schedules.rule import Rows, Scheduled
 from hybridc.schedules.safety.guard import as_loops
 from hybridc.schedules.safety.statements import Rebuilder, is_prefetch, remade, sequence, variables
@@ -140,6 +140,8 @@ class _Skip(Rebuilder):
         self.analyzer.bind(node.loop_var, ir.Range.from_min_extent(node.min, node.extent), True)
         self.intervals.known[node.loop_var] = point(node.loop_var)
         body = self.statement(node.body)
+        if self.rows is not None and GROUPS in node.annotations:
+            node = own_groups(node, self.rows[1])
         condition = None if is_innermost else self._needed(node.body, {node.loop_var})
         if condition is not None:
             body = tirx.IfThenElse(condition, body, None)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
@@ -95,16 +96,23 @@ class Rebuilder:
         return tirx.BufferStore(node.buffer, self.expression(node.value), indices, node.span)
 
 
-def remade(node: tirx.For, body: tirx.Stmt, kind: int | None = None) -> tirx.For:
-    """A loop with another body, and perhaps of another kind."""
+def remade(
+    node: tirx.For,
+    body: tirx.Stmt,
+    kind: int | None = None,
+    *,
+    extent: ir.Expr | None = None,
+    annotations: Mapping[str, Any] | None = None,
+) -> tirx.For:
+    """A loop with another body, and perhaps of another kind, extent or with other annotations."""
     return tirx.For(
         node.loop_var,
         node.min,
-        node.extent,
+        node.extent if extent is None else extent,
         node.kind if kind is None else kind,
         body,
         node.thread_binding,
-        node.annotations,
+        node.annotations if annotations is None else annotations,
         node.step,
         node.span,
     )

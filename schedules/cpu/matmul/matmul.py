@@ -39,7 +39,7 @@ from hybridc.schedules.cpu.matmul.panel import copy_panel
 from hybridc.schedules.cpu.matmul.read import Product, is_constant_matrix, read_product
 from hybridc.schedules.cpu.matmul.strassen import accepts_strassen, strassen, strassen_cost
 from hybridc.schedules.packing import Packing
-from hybridc.schedules.padding.rows import ROW, named, opaque
+from hybridc.schedules.padding.rows import ROW, in_groups, named, opaque
 from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 from hybridc.targets import Isa
 
@@ -245,7 +245,10 @@ def _tile_tasks(
         return when(block < integer(blocks), body, always=blocks % together == 0)
 
     tasks = (product.batches, ceil_div(blocks, together), count, together)
-    return grid(tasks, task, parallel=product.multiply_adds >= PARALLEL_WORK), sums
+    loops = grid(tasks, task, parallel=product.multiply_adds >= PARALLEL_WORK)
+    if request.open_dimensions and product.batches == 1 and together < blocks:
+        loops = in_groups(loops, steps=count * together, rows=together * tile.rows)
+    return loops, sums
 
 
 def _blocks_together(product: Product, tile: Tile, panels: Panels, request: Request) -> int:

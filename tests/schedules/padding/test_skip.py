@@ -7,11 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from tvm import te, tirx, topi
 
 from hybridc.codegen.cpu import cpu_module
 from hybridc.codegen.flat import flattened
 from hybridc.ir import Device
+from hybridc.schedules.packing import Packing
 from hybridc.schedules.padding.elements import OpenAxis, inner_extents
 from hybridc.schedules.padding.skip import skips_padding, with_sizes
 from hybridc.schedules.rule import Request, Scheduled
@@ -134,18 +136,42 @@ def test_rows_of_a_product_are_those_of_the_run_alone(name: str, sizes: tuple[in
     assert np.all(found == UNTOUCHED)
 
 
-def test_rows_of_the_run_leave_the_sums_in_registers() -> None:
-    """What numbers of rows follow from is not computed in the inner loop, which has no register to spare."""
-    batch, rows, width = 8, 8, 768
+def product_of_any_rows(batch: int, rows: int, width: int) -> tuple[tirx.PrimFunc, Packing]:
+    """Of rows [batch, rows, width] and a weight, and how that is packed."""
     a, b = placeholders((batch, rows, width), (width, width))
     function = te.create_prim_func([a, b, topi.nn.matmul(a, b)])
-    made = schedule(Request(function, frozenset(), TARGET, open_dimensions=True), Device.CPU)
+    request = Request(function, frozenset({1}), TARGET, many_sizes=True, open_dimensions=True)
+    made = schedule(request, Device.CPU)
     assert made is not None
     inner = inner_extents([batch, rows, width])
     axes = [OpenAxis(inner[0], batch, "batch"), OpenAxis(inner[1], rows, "rows")]
     sized, skips = with_sizes(made, 2, [axes], ["batch", "rows"])
     assert skips
-    named = {"main": sized.function.with_attrs({"global_symbol": "main", "target": LLVM})}
+    return sized.function, dict(sized.packings)[1]
+
+
+@pytest.mark.parametrize("sizes", [(2, 81), (1, 1), (7, 512), (8, 512)])
+def test_threads_share_the_groups_of_rows_that_a_run_has(sizes: tuple[int, int]) -> None:
+    batch, rows, width = 8, 512, 256
+    function, packing = product_of_any_rows(batch, rows, width)
+    loops: list[tirx.For] = []
+    tvm_ffi.structural_walk(function.body, (tirx.For, loops.append))
+    [shared] = [loop for loop in loops if loop.kind == tirx.ForKind.PARALLEL]
+    assert isinstance(shared.extent, tirx.Min) and not shared.annotations
+    random = np.random.default_rng(0)
+    given, weight = (
+        random.standard_normal(shape, np.float32) for shape in ((batch, rows, width), (width,) * 2)
+    )
+    found, real = run(function, [given, packing.apply(weight)], sizes), (slice(sizes[0]), slice(sizes[1]))
+    np.testing.assert_allclose(found[real], given[real] @ weight, rtol=1e-3, atol=1e-3)
+    found[real] = UNTOUCHED
+    assert np.all(found == UNTOUCHED)
+
+
+def test_rows_of_the_run_leave_the_sums_in_registers() -> None:
+    """What numbers of rows follow from is not computed in the inner loop, which has no register to spare."""
+    function, _ = product_of_any_rows(8, 8, 768)
+    named = {"main": function.with_attrs({"global_symbol": "main", "target": LLVM})}
     assembly = cpu_module(flattened(named), LLVM).inspect_source("asm").splitlines()
     products = [number for number, line in enumerate(assembly) if "vfmadd" in line]
     assert products
