@@ -16,6 +16,7 @@ from tvm.ir.expr import GenericConst
 from hybridc.passes.canonicalize.context import Context, Rule
 from hybridc.passes.canonicalize.cumsum_topk import select_by_rank, sum_in_blocks
 from hybridc.passes.canonicalize.hidden_rows import drop_known_choices, hide_rows_later
+from hybridc.passes.canonicalize.masks import broadcast_masks_later, drop_neutral_conditions
 from hybridc.passes.canonicalize.normalization import (
     standardize_decomposed,
     standardize_groups,
@@ -267,6 +268,7 @@ def _as_scalar(argument: relax.Expr, call: relax.Call, context: Context) -> rela
 RULES: tuple[Rule, ...] = (
     _drop_names_of_names,
     _drop_neutral_numbers,
+    drop_neutral_conditions,
     _fold_weight_views,
     _view_of_permutation,
     _drop_views_and_back,
@@ -282,6 +284,7 @@ RULES: tuple[Rule, ...] = (
     select_by_rank,
     drop_known_choices,
     hide_rows_later,
+    broadcast_masks_later,
     _use_scalar_constants,
 )
 """Tried in this order on every binding."""
