@@ -13,7 +13,7 @@ import numpy as np
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
-from hybridc.passes.canonicalize.context import Context, Rule
+from hybridc.passes.canonicalize.context import Context, Rule, result_shape
 from hybridc.passes.canonicalize.cumsum_topk import select_by_rank, sum_in_blocks
 from hybridc.passes.canonicalize.hidden_rows import drop_known_choices, hide_rows_later
 from hybridc.passes.canonicalize.masks import broadcast_masks_later, drop_neutral_conditions
@@ -82,23 +82,19 @@ def _drop_names_of_names(expr: relax.Expr, context: Context) -> relax.Expr | Non
 
 
 _NUMPY: dict[str, Callable[[np.ndarray, relax.Call], np.ndarray]] = {
-    "reshape": lambda x, call: x.reshape(_result_shape(call)),
-    "expand_dims": lambda x, call: x.reshape(_result_shape(call)),
-    "squeeze": lambda x, call: x.reshape(_result_shape(call)),
+    "reshape": lambda x, call: x.reshape(result_shape(call)),
+    "expand_dims": lambda x, call: x.reshape(result_shape(call)),
+    "squeeze": lambda x, call: x.reshape(result_shape(call)),
     "permute_dims": lambda x, call: np.transpose(
         x, None if call.attrs.axes is None else [int(a) for a in call.attrs.axes]
     ),
     "astype": lambda x, call: x.astype(str(call.attrs.dtype)),
-    "broadcast_to": lambda x, call: np.broadcast_to(x, _result_shape(call)),
+    "broadcast_to": lambda x, call: np.broadcast_to(x, result_shape(call)),
 }
 
 
 _VIEWS = ("reshape", "expand_dims", "squeeze")
 """The same elements in the same order, in another shape."""
-
-
-def _result_shape(call: relax.Call) -> tuple[int, ...]:
-    return tensor_shape(relax.BlockBuilder().normalize(call))
 
 
 def _fold_weight_views(expr: relax.Expr, context: Context) -> relax.Expr | None:
@@ -125,7 +121,7 @@ def _drop_views_and_back(expr: relax.Expr, context: Context) -> relax.Expr | Non
     source = expr
     while is_op(source, *_VIEWS):
         tensor = source.args[0]
-        if tensor_shape(tensor) == _result_shape(expr):
+        if tensor_shape(tensor) == result_shape(expr):
             return tensor
         source = context.definition(tensor)
     return None
@@ -142,7 +138,7 @@ def _drop_neutral_numbers(expr: relax.Expr, context: Context) -> relax.Expr | No
     value = context.weight(number)
     if value is None or value.size != 1 or value.reshape(())[()] != neutral:
         return None
-    return tensor if isinstance(tensor, relax.Var) and tensor_shape(tensor) == _result_shape(expr) else None
+    return tensor if isinstance(tensor, relax.Var) and tensor_shape(tensor) == result_shape(expr) else None
 
 
 def _view_of_permutation(expr: relax.Expr, context: Context) -> relax.Expr | None:

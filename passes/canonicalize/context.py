@@ -68,3 +68,8 @@ class Context:
 
 Rule = Callable[[relax.Expr, Context], relax.Expr | None]
 """Replaces an expression by an equal one; returns None for "not mine"."""
+
+
+def result_shape(call: relax.Call) -> tuple[int, ...]:
+    """Of a call that is not bound yet."""
+    return tensor_shape(relax.BlockBuilder().normalize(call))

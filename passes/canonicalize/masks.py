@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tvm import relax
 
-from hybridc.passes.canonicalize.context import Context
+from hybridc.passes.canonicalize.context import Context, result_shape
 from hybridc.passes.program.operators import Fact, has_fact
 from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
 from hybridc.placeholders import is_placeholder
@@ -23,7 +23,7 @@ def drop_neutral_conditions(expr: relax.Expr, context: Context) -> relax.Expr | 
     for condition, other in (expr.args, reversed(expr.args)):
         value = context.weight(other)
         if value is not None and not is_placeholder(value) and (value == neutral).all():
-            return _broadcast(condition, _shape_of(expr), context)
+            return _broadcast(condition, result_shape(expr), context)
     return None
 
 
@@ -40,9 +40,9 @@ def broadcast_masks_later(expr: relax.Expr, context: Context) -> relax.Expr | No
     pairs = zip(found, expr.args, strict=True)
     sources = [argument if source is None else source for source, argument in pairs]
     earlier = relax.Call(expr.op, sources, expr.attrs)
-    if _shape_of(earlier) == _shape_of(expr):
+    if result_shape(earlier) == result_shape(expr):
         return context.emit(earlier)
-    return _broadcast(context.emit(earlier), _shape_of(expr), context)
+    return _broadcast(context.emit(earlier), result_shape(expr), context)
 
 
 def _before_broadcast(expr: relax.Expr, context: Context) -> relax.Expr | None:
@@ -59,7 +59,3 @@ def _broadcast(expr: relax.Expr, shape: tuple[int, ...], context: Context) -> re
     if isinstance(expr, relax.Var) and tensor_shape(expr) == shape:
         return expr
     return context.emit(relax.op.broadcast_to(expr, shape))
-
-
-def _shape_of(call: relax.Call) -> tuple[int, ...]:
-    return tensor_shape(relax.BlockBuilder().normalize(call))
