@@ -21,8 +21,8 @@ from hybridc.placeholders import is_placeholder
 LIMIT_BYTES = 1 << 20
 """Of a result that is kept until its last reader instead of being computed again. Masks of a prompt fit;
 large activations would take memory from the layers between, and what computes them joins its reader."""
-LIMIT_ALONE_BYTES = 16 << 20
-"""The same where a CPU runs alone, whose memory has no budget: masks of eight prompts."""
+UNBUDGETED_LIMIT_BYTES = 16 << 20
+"""The same where memory has no budget: causal masks of eight prompts."""
 
 _READ_IN_PLACE = ("permute_dims", "broadcast_to", "repeat", "quantize", "dequantize")
 """A kernel that is the only reader does these while it reads."""

@@ -10,7 +10,7 @@ from tvm import relax
 from hybridc.machine import BF16_SPEEDUP
 from hybridc.options import FP16, FP32, INT8, TF32
 from hybridc.passes.canonicalize.canonicalize import canonicalize
-from hybridc.passes.canonicalize.sharing import LIMIT_ALONE_BYTES, LIMIT_BYTES, share_equal
+from hybridc.passes.canonicalize.sharing import LIMIT_BYTES, UNBUDGETED_LIMIT_BYTES, share_equal
 from hybridc.passes.canonicalize.subnormals import drop_subnormal_weights
 from hybridc.passes.fuse.attention import Attention, Suits, attention_operands, fuse_attention
 from hybridc.passes.fuse.fuse import fuse
@@ -50,7 +50,9 @@ _EXACT_PRODUCTS = (FP32, INT8)
 def canonicalize_network(c: ImportedNetwork, _: Progress) -> ImportedNetwork:
     """Rewrite operators to forms that later stages know. Raises ModelError as `canonicalize` does."""
     program, narrow = in_float32(c.program)
-    limit_bytes = LIMIT_BYTES if c.job.options.target.has_gpu else LIMIT_ALONE_BYTES
+    options = c.job.options
+    has_budget = options.target.has_gpu or options.host_memory_bytes is not None
+    limit_bytes = LIMIT_BYTES if has_budget else UNBUDGETED_LIMIT_BYTES
     program = drop_subnormal_weights(share_equal(canonicalize(program), limit_bytes))
     return replace(c, program=program, narrow=narrow.joined(c.narrow))
 
