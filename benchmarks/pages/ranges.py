@@ -24,9 +24,9 @@ def range_tables() -> list[str]:
     origin = {key: result[key] for key in ("date", "processor")}
     drawn, compiled, bounds = ([origin | row for row in each] for each in (drawn, compiled, bounds))
     return [
-        f"One artifact for all sizes in a range ({result['cores']} cores; `benchmarks/ranges.py`), at sizes that "
-        "are drawn from it, each as likely as its double: its time over that of an artifact for these sizes "
-        "alone, and the time of ONNX Runtime, which takes any, over its own:",
+        f"One artifact for all sizes in a range ({result['cores']} cores; `benchmarks/ranges.py`), at sizes "
+        "that are drawn from it, each as likely as its double: its time over that of an artifact for these "
+        "sizes alone, and the time of ONNX Runtime, which takes any, over its own:",
         _drawn_table(drawn),
         "At the largest sizes of each bucket, and for drawn sizes inside of one over its largest ones:",
         _bound_table(bounds),
