@@ -1,19 +1,24 @@
-"""Decoding and prefill of a Llama decoder with int4 weights, beside onnxruntime and OpenVINO.
+"""Decoding and prefill of a Llama decoder with int4 weights, beside other engines.
 
     python benchmarks/decode.py [--target avx512_bf16] [--contexts 128,1024] [--prompt 128]
                                 [--threads 1,2] [--merge]
 
-All engines get one file, in which keys and values have their places in a cache. Each runs in a process of
-its own, and they take turns in several rounds, of which the best median counts. A step reads one token
-behind CONTEXT others, prefill is the time of a prompt, no longer than a context. onnxruntime has past and
-present bound to the same memory. `int8` has accuracy_level 4, `exact` 1; `bf16`, of targets that have it, is
-`exact` with `--precision bf16`, an option of hybridc alone: its peers are those of `exact`. `difference` is
-that of the prompt's last logits from onnxruntime's `exact` ones, as a share of them (root mean squares).
-`memory` is no engine, but what as many threads read by OpenBLAS's dot products of an array of 256 MiB;
-`read_share` is what a step has to read (all weights but the embedding, and keys and values of the tokens
-before it) over its time, as a share of that. An engine that does not take the file has its error instead.
-Results go to benchmarks/results/decode_TARGET.json; `--merge` leaves rows of other contexts, prompts and
-numbers of threads there. The target is what `native` stands for, unless told otherwise.
+onnxruntime, onnxruntime-genai (`genai`), OpenVINO and llama.cpp, as far as they are installed, beside
+hybridc, in one arithmetic at a time: `int8` rounds activations to 8 bits (accuracy_level 4 in the file),
+`exact` computes in float32 (accuracy_level 1), `bf16`, of targets that have it, rounds both factors to bf16.
+OpenVINO is told so by its options, hybridc by `--precision bf16`; onnxruntime has no bf16, and stands in for
+it with `exact`. llama.cpp always rounds to 8 bits; it gets the same codes as Q4_0, and those again as Q4_K_M.
+
+Keys and values have their places in a cache. Each engine runs in a process of its own, and they take turns
+in several rounds, of which the best median counts. A step reads one token behind CONTEXT others, prefill is
+the time of a prompt, no longer than a context, with the logits of each token. onnxruntime has past and
+present bound to the same memory. `difference` is that of the prompt's last logits from onnxruntime's `exact`
+ones, as a share of them (root mean squares). `memory` is no engine, but what as many threads read by
+OpenBLAS's dot products of an array of 256 MiB; `read_share` is what a step has to read (all weights but the
+embedding, and keys and values of the tokens before it) over its time, as a share of that. An engine that does
+not take the file has its error instead. Results go to benchmarks/results/decode_TARGET.json; `--merge` leaves
+rows of other contexts, prompts and numbers of threads there. The target is what `native` stands for, unless
+told otherwise. Peers that no extra installs: `pip install gguf llama-cpp-python onnxruntime-genai`.
 """
 
 from __future__ import annotations
@@ -35,22 +40,18 @@ from typing import Any
 import numpy as np
 import onnx
 from common import result_rows, write_result
+from decode.engines import ENGINES, Step
+from decode.files import decoder_files
 
-from hybridc import models
 from hybridc.targets import ISAS, native_isa
 
 ROUNDS = 3
 MEMORY, MEMORY_BYTES = "memory", 256 << 20
-ROOM = 32
-"""Positions of the cache behind the context; engines attend to what is filled, or to all of it."""
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {"hidden": 256, "layers": 2, "heads": 8, "feed_forward": 704, "vocabulary": 2000},
     "small": {"hidden": 1024, "layers": 16, "heads": 16, "feed_forward": 2816, "vocabulary": 32000},
 }
 """`small` has 246 million parameters, of which a token reads all but the embedding, 213 million."""
-
-Step = Callable[[int, int], np.ndarray]
-"""Reads so many tokens behind so many others, and gives logits."""
 
 
 def main() -> int:
@@ -65,21 +66,28 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--merge", action="store_true")
-    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        engine, path, context, threads = arguments.worker
+        engine, arithmetic, path, context, threads = arguments.worker
         if engine == MEMORY:
             found = {"read_gb_s": _read_gb_s(int(threads), arguments.seconds)}
         else:
-            step = ENGINES[engine](Path(path), int(context), int(threads))
+            step = ENGINES[engine](Path(path), arithmetic, int(context), int(threads))
             found = _measured(step, int(context), arguments.prompt, arguments.seconds)
         print(json.dumps(found))
         return 0
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for context in map(int, arguments.contexts.split(",")):
-            files = _files(Path(folder), context, arguments)
+            files = decoder_files(
+                Path(folder),
+                SIZES[arguments.size],
+                context,
+                arguments.prompt,
+                arguments.target,
+                ISAS[arguments.target].has_bf16,
+            )
             for threads in map(int, arguments.threads.split(",")):
                 rows += _rows(files, context, threads, arguments)
     name = f"decode_{arguments.target}"
@@ -95,30 +103,6 @@ def _point(row: Mapping[str, Any]) -> tuple[int, int, int]:
     return row["context"], row["prompt"], row["threads"]
 
 
-def _files(folder: Path, context: int, arguments: argparse.Namespace) -> dict[tuple[str, str], Path]:
-    """By engine and arithmetic, what it loads."""
-    import hybridc
-
-    files: dict[tuple[str, str], Path] = {}
-    for arithmetic in ("int8", "exact", *(("bf16",) if ISAS[arguments.target].has_bf16 else ())):
-        model = folder / f"{arithmetic}_{context}.onnx"
-        settings: dict[str, Any] = {**SIZES[arguments.size], "context": context + ROOM}
-        settings["int8_activations"] = arithmetic == "int8"
-        models.export("llama", model, **settings)
-        artifact = model.with_suffix(".hyb")
-        hybridc.compile(
-            model,
-            artifact,
-            target=arguments.target,
-            dims={"sequence": [1, arguments.prompt]},
-            precision="bf16" if arithmetic == "bf16" else "fp32",
-        )
-        if arithmetic != "bf16":
-            files |= {(name, arithmetic): model for name in ("onnxruntime", "openvino")}
-        files["hybridc", arithmetic] = artifact
-    return files
-
-
 def _rows(
     files: dict[tuple[str, str], Path], context: int, threads: int, arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
@@ -126,8 +110,8 @@ def _rows(
     read: list[float] = []
     for _ in range(arguments.rounds):
         for (engine, arithmetic), path in files.items():
-            found[engine, arithmetic].append(_worker(engine, path, context, threads, arguments))
-        read.append(_worker(MEMORY, "", context, threads, arguments)["read_gb_s"])
+            found[engine, arithmetic].append(_worker((engine, arithmetic), path, context, threads, arguments))
+        read.append(_worker((MEMORY, ""), "", context, threads, arguments)["read_gb_s"])
     print({"threads": threads, "read_gb_s": max(read)}, flush=True)
     point = {"context": context, "prompt": arguments.prompt, "threads": threads}
     rows: list[dict[str, Any]] = [{"engine": MEMORY, **point, "read_gb_s": max(read)}]
@@ -154,12 +138,12 @@ def _rows(
 
 
 def _worker(
-    engine: str, path: str | Path, context: int, threads: int, arguments: argparse.Namespace
+    of: tuple[str, str], path: str | Path, context: int, threads: int, arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """What a process prints that measures one engine, or its error."""
+    """What a process prints that measures one engine in one arithmetic, or its error."""
     words = [sys.executable, __file__, "--seconds", str(arguments.seconds)]
-    words += ["--prompt", str(arguments.prompt), "--worker", engine, str(path)]
-    environment = os.environ | ({"OPENBLAS_NUM_THREADS": "1"} if engine == MEMORY else {})
+    words += ["--prompt", str(arguments.prompt), "--worker", *of, str(path)]
+    environment = os.environ | ({"OPENBLAS_NUM_THREADS": "1"} if of[0] == MEMORY else {})
     done = subprocess.run(
         [*words, str(context), str(threads)], capture_output=True, text=True, check=False, env=environment
     )
@@ -214,84 +198,6 @@ def _median_ms(run: Callable[[], object], seconds: float) -> float:
         times.append((time.perf_counter() - start) * 1e3)
     return statistics.median(times)
 
-
-def _ids(count: int) -> np.ndarray:
-    return np.random.default_rng(count).integers(1, 2000, (1, count))
-
-
-def _feeds(before: int, count: int, room: int) -> dict[str, np.ndarray]:
-    return {
-        "input_ids": _ids(count),
-        "attention_mask": (np.arange(room) < before + count).astype(np.int64)[None],
-    }
-
-
-def _hybridc(path: Path, context: int, threads: int) -> Step:
-    from hybridc import load_generation
-
-    session = load_generation(path, threads=threads)
-
-    def step(before: int, count: int) -> np.ndarray:
-        (read,) = session.sequences
-        if len(read) < before:  # in the first step behind a context
-            session.append(_ids(before)[:, len(read) :].tolist())
-        session.rewind(before)
-        return session.append(_ids(count).tolist())
-
-    return step
-
-
-def _onnxruntime(path: Path, context: int, threads: int) -> Step:
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    pasts = {i.name: i.shape for i in session.get_inputs() if i.name.startswith("past")}
-    random = np.random.default_rng(0)
-    cache = {
-        name: ort.OrtValue.ortvalue_from_numpy(random.standard_normal(shape).astype(np.float32) * 0.1)
-        for name, shape in pasts.items()
-    }
-
-    def step(before: int, count: int) -> np.ndarray:
-        binding = session.io_binding()
-        for name, array in _feeds(before, count, context + ROOM).items():
-            binding.bind_cpu_input(name, array)
-        for name, value in cache.items():
-            binding.bind_ortvalue_input(name, value)
-            binding.bind_ortvalue_output(name.replace("past_key_values", "present"), value)
-        binding.bind_output("logits")
-        session.run_with_iobinding(binding)
-        return binding.get_outputs()[-1].numpy()
-
-    return step
-
-
-def _openvino(path: Path, context: int, threads: int) -> Step:
-    import openvino as ov
-
-    settings = {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY"}
-    request = ov.Core().compile_model(str(path), "CPU", settings).create_infer_request()
-    random = np.random.default_rng(0)
-    cache = {
-        port.any_name: random.standard_normal([d.get_length() for d in port.partial_shape]).astype("f4") * 0.1
-        for port in request.model_inputs
-        if port.any_name.startswith("past")
-    }
-
-    def step(before: int, count: int) -> np.ndarray:
-        found = request.infer({**_feeds(before, count, context + ROOM), **cache}, share_inputs=True)
-        return found["logits"]
-
-    return step
-
-
-ENGINES: dict[str, Callable[[Path, int, int], Step]] = {
-    "hybridc": _hybridc,
-    "onnxruntime": _onnxruntime,
-    "openvino": _openvino,
-}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from common import RESULTS, ROOT
-from pages.decode import decode_points
+from pages.decode import PEERS, decode_points, gain
 from pages.plans import paired, speed
 from pages.results import read
 from pages.tables import tables
@@ -137,8 +137,8 @@ def summary() -> str:
     for path in sorted(RESULTS.glob("decode_*.json")):
         decode, target = read(path.stem), path.stem.removeprefix("decode_")
         points = decode_points(decode["rows"])
-        gains = [min(others) / ours for ours, *others in (point.tokens for point in points)]
-        peers = peer_names(list(points[0].engines[1:]))
+        gains = [gain(point.tokens) for point in points]
+        peers = peer_names([peer for peer in PEERS if any(peer in point.tokens for point in points)])
         lines.append(
             f"| tokens of an int4 decoder on the CPU, `{target}`, {len(gains)} points "
             f"| {min(gains):.1f} to {max(gains):.1f} times faster | {peers} | {decode['date']} |"
@@ -147,9 +147,10 @@ def summary() -> str:
 
 
 def peer_names(peers: list[str]) -> str:
-    names = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
-    shown = [names.get(peer, peer) for peer in peers]
-    return f"the faster of {' and '.join(shown)}" if len(shown) > 1 else shown[0]
+    *others, last = dict.fromkeys(PEERS.get(peer, peer) for peer in peers)
+    if not others:
+        return last
+    return f"the {'fastest' if len(others) > 1 else 'faster'} of {', '.join(others)} and {last}"
 
 
 if __name__ == "__main__":
