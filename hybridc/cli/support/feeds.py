@@ -19,6 +19,7 @@ from hybridc.options import Size
 if TYPE_CHECKING:
     from hybridc.runtime.descriptions import NodeArg
 
+_MASK, _PAST = "attention_mask", "past_key_values."
 _DTYPE_OF_TYPE = {"float": "float32", "double": "float64"}
 
 
@@ -84,10 +85,14 @@ def random_feeds(inputs: Iterable[ModelInput], seed: int) -> dict[str, np.ndarra
     """Feeds that depend on the seed and on the inputs' order, shapes and types alone.
 
     Floats are drawn from the normal distribution, 8-bit integers from all there are, wider integers
-    from 0 and 1: they are indices, masks or lengths, which these always are in range for.
+    from 0 and 1: they are indices, masks or lengths, which these always are in range for. The mask of a
+    decoder is of ones: it counts positions, and a full cache is what a run can have of any number of tokens.
     """
-    generator = np.random.default_rng(seed)
-    return {i.name: _draw(generator, tuple(i.shape), numpy_dtype(i.type)) for i in inputs}
+    inputs, generator = list(inputs), np.random.default_rng(seed)
+    feeds = {i.name: _draw(generator, tuple(i.shape), numpy_dtype(i.type)) for i in inputs}
+    if _MASK in feeds and any(name.startswith(_PAST) for name in feeds):
+        feeds[_MASK] = np.ones_like(feeds[_MASK])
+    return feeds
 
 
 def _draw(generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

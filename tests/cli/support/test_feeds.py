@@ -54,6 +54,13 @@ def test_bytes_use_their_whole_range() -> None:
     assert (feed.min(), feed.max()) == (-128, 127)
 
 
+def test_mask_of_a_decoder_counts_all_positions() -> None:
+    mask = Port("attention_mask", (1, 64), "tensor(int64)")
+    past = Port("past_key_values.0.key", (1, 2, 64, 8), "tensor(float)")
+    assert random_feeds([mask, past], seed=0)["attention_mask"].all()
+    assert not random_feeds([mask], seed=0)["attention_mask"].all()
+
+
 @pytest.mark.parametrize("name", ["tensor(string)", "seq(tensor(float))"])
 def test_types_without_arrays_are_refused(name: str) -> None:
     with pytest.raises(UsageError, match="unsupported input type"):
