@@ -20,7 +20,7 @@ from hybridc.codegen.assemble import contents_of
 from hybridc.codegen.generate import check_gpu, check_tools, generate_code
 from hybridc.compile_cache import Cache, compile_cache
 from hybridc.errors import ModelError
-from hybridc.frontend import find_refusals, load_model
+from hybridc.frontend import find_refusals
 from hybridc.frontend.ranges.opening import buckets_of
 from hybridc.garbage import collected_anew
 from hybridc.options import CompileOptions, check_bf16_inference, check_bound_seconds, missing_output
@@ -33,7 +33,7 @@ from hybridc.passes.buckets import (
     with_shared_effort,
 )
 from hybridc.passes.fuse.fuse import refused_operators
-from hybridc.passes.import_model import import_model, loaded, open_dimensions_of
+from hybridc.passes.import_model import import_model, loaded, loaded_file, open_dimensions_of
 from hybridc.passes.instruction_sets import beside, together
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.planner.watch import Standing, Watch
@@ -72,7 +72,7 @@ def _compile(
     check_bf16_inference(options)
     watch = Stopwatch(progress)
     with watch("import"):
-        model = loaded(source)
+        model = loaded(source, options)
     dimensions = open_dimensions_of(model, options)
     buckets = buckets_of(dimensions)
     targets = options.target.of_each if path is not None else (options.target,)
@@ -136,7 +136,7 @@ def check_model(source: str | Path, options: CompileOptions) -> tuple[ModelError
     Nothing is scheduled, planned or compiled. Raises UsageError for options that do not fit the model.
     """
     try:
-        model = load_model(source)
+        model = loaded_file(source, options)
     except ModelError as error:
         return (error,)
     dimensions = open_dimensions_of(model, options)
@@ -183,7 +183,7 @@ def plan_model(
     if bound_seconds is not None:
         check_bound_seconds(bound_seconds, options.target)
     progress = progress or NullProgress()
-    model = loaded(source)
+    model = loaded(source, options)
     dimensions = open_dimensions_of(model, options)
     buckets = buckets_of(dimensions)
     options = with_shared_effort(options, len(buckets))

@@ -75,6 +75,9 @@ class PlanKeywords(TypedDict, total=False):
     kv_cache: str | None
     """The keys and values of a decoder are stored in 16 bits, `"fp16"`, or on a CPU in 8 bits with a scale
     for each row, `"int8"`, where the model has float32."""
+    last_logits: bool | None
+    """Whether a decoder gives the logits of one token of each sequence alone, that which a new input,
+    `last_token`, says: int64 [batch]."""
     profile_kernels: bool | None
     """Whether the planner takes times of kernels measured on this machine instead of predictions."""
     cache: bool | None

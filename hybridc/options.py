@@ -439,6 +439,9 @@ class CompileOptions:
     """How much rounding to fp16 or bf16 may change a kernel's result, as a fraction of it."""
     kv_cache: str | None = None
     """Of KV_CACHES, in which the keys and values of a decoder are stored; None: as in the model."""
+    last_logits: bool = False
+    """Whether a decoder gives the logits of one token of each sequence, which an input names, and not of
+    all."""
     tune_seconds: float | None = None
     """Time for a measured choice among the tiles of CPU kernels; None: none is measured."""
     tune_record: Path | None = None

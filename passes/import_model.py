@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hybridc.compile_cache import Cache, NoCache
 from hybridc.frontend import ImportedModel, load_model, read_model
+from hybridc.frontend.inputs.last_logits import with_last_logits
 from hybridc.frontend.ranges.opening import Dimension, open_dimensions
 from hybridc.options import CompileOptions
 from hybridc.passes.phases import ImportedNetwork, Job
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import onnx
 
     from hybridc.frontend.load import Loaded
+    from hybridc.frontend.reader import Source
 
     Model = str | Path | bytes | onnx.ModelProto | Loaded | ImportedModel
 
@@ -76,9 +78,18 @@ def _open_axes(
     return found
 
 
-def loaded(source: Model) -> Loaded | ImportedModel:
-    """The model as `import_model` takes it several times, for other sizes. Raises ModelError."""
-    return source if isinstance(source, ImportedModel) else load_model(source)
+def loaded(source: Model, options: CompileOptions) -> Loaded | ImportedModel:
+    """The model as `import_model` takes it several times, for other sizes. Raises as `loaded_file`."""
+    return source if isinstance(source, ImportedModel) else loaded_file(source, options)
+
+
+def loaded_file(source: Source, options: CompileOptions) -> Loaded:
+    """A model that is not imported yet, with the logits that are asked for.
+
+    Raises ModelError or UsageError.
+    """
+    model = load_model(source)
+    return with_last_logits(model) if options.last_logits else model
 
 
 def open_dimensions_of(model: Loaded | ImportedModel, options: CompileOptions) -> tuple[Dimension, ...]:

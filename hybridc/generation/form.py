@@ -11,6 +11,8 @@ from hybridc.runtime import Session
 from hybridc.runtime.descriptions import NodeArg
 
 IDS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
+LAST = "last_token"
+"""Of `--last-logits` (`frontend/inputs/last_logits.py`)."""
 PAST, PRESENT = "past_key_values.", "present."
 _DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int8)": "int8"}
 
@@ -22,6 +24,7 @@ class DecoderForm:
     Its inputs are `input_ids` [batch, n], `attention_mask`, perhaps `position_ids`, and
     `past_key_values.N.key` and `.value` [batch, heads, positions, depth]; its outputs are `logits`
     [batch, n, vocabulary], and `present.N.key` and `.value`. So onnxruntime-genai and optimum write them.
+    With an input `last_token` [batch] logits are [batch, 1, vocabulary]: those of the tokens that it names.
     """
 
     batch: int
@@ -39,6 +42,7 @@ class DecoderForm:
     """Whether `present` is the past with the new positions behind it, instead of a cache of the past's shape
     in which they have taken their places (`past_present_share_buffer` of onnxruntime-genai)."""
     has_positions: bool
+    has_last_token: bool
 
 
 def decoder_form(session: Session) -> DecoderForm:
@@ -73,6 +77,7 @@ def decoder_form(session: Session) -> DecoderForm:
         {node.name: (tuple(node.shape), _DTYPES[node.type]) for node in pasts},
         is_appended,
         POSITIONS in inputs,
+        LAST in inputs,
     )
 
 
@@ -83,7 +88,7 @@ def _check_names(
     missing += [name for name in (LOGITS, *caches.values()) if name not in outputs]
     if missing or not caches:
         raise _refused(session, f"it has no {(missing or [f'{PAST}N.key'])[0]!r}")
-    known = (IDS, MASK, POSITIONS, *caches)
+    known = (IDS, MASK, POSITIONS, LAST, *caches)
     unknown = [node.name for node in session.get_inputs() if node.name not in known]
     if unknown:
         raise _refused(session, f"its input {unknown[0]!r} is unknown")

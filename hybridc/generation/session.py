@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from hybridc.errors import UsageError
-from hybridc.generation.form import IDS, LOGITS, MASK, POSITIONS, DecoderForm, decoder_form
+from hybridc.generation.form import IDS, LAST, LOGITS, MASK, POSITIONS, DecoderForm, decoder_form
 from hybridc.generation.sampling import Sampling, choose
 from hybridc.generation.saved import SavedCache, read_cache, write_cache
 from hybridc.ir import Device
@@ -95,7 +95,7 @@ class GenerationSession:
                 found = self._run(parts, size)
                 for row, part in enumerate(parts):
                     if part:
-                        logits[row] = found[row, len(part) - 1]
+                        logits[row] = found[row, 0 if form.has_last_token else len(part) - 1]
                     self._sequences[row] += part
                 new = [each[size:] for each in new]
             if not np.isfinite(logits.max(axis=1)).all():
@@ -274,7 +274,8 @@ class GenerationSession:
         return min(fitting, key=lambda n: (form.times_us[n] / min(n, left), n))
 
     def _run(self, parts: Sequence[Tokens], size: int) -> np.ndarray:
-        """Logits [batch, size, vocabulary] of new tokens, whose keys and values are then in the cache."""
+        """Logits [batch, size, vocabulary] of new tokens, whose keys and values are then in the cache; with
+        `has_last_token` [batch, 1, vocabulary], of the last of each part."""
         form, lengths = self._decoder.form, np.array([[len(s)] for s in self._sequences])
         ids = np.zeros((form.batch, size), np.int64)
         for row, part in enumerate(parts):
@@ -285,6 +286,8 @@ class GenerationSession:
             feeds[MASK] = (places >= -lengths).astype(np.int64)
         else:
             feeds[MASK] = (np.arange(form.context) < lengths + size).astype(np.int64)
+        if form.has_last_token:
+            feeds[LAST] = np.array([max(len(part), 1) - 1 for part in parts])
         if form.has_positions:
             feeds[POSITIONS] = np.minimum(lengths + np.arange(size), form.context - 1)
         logits = self._decoder.run(self, feeds, self._cache)

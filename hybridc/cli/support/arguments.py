@@ -261,6 +261,11 @@ def _add_kernels(group: Arguments) -> None:
         " (default: as in the model)",
     )
     add(
+        "--last-logits",
+        action="store_true",
+        help="of a decoder compute the logits of one token of each sequence alone, as generating text needs",
+    )
+    add(
         "--rounding-error",
         type=float,
         metavar="FRACTION",

@@ -19,7 +19,7 @@ from hybridc.options import Size
 if TYPE_CHECKING:
     from hybridc.runtime.descriptions import NodeArg
 
-_MASK, _PAST = "attention_mask", "past_key_values."
+_MASK, _PAST, _LAST = "attention_mask", "past_key_values.", "last_token"
 _DTYPE_OF_TYPE = {"float": "float32", "double": "float64"}
 
 
@@ -87,11 +87,14 @@ def random_feeds(inputs: Iterable[ModelInput], seed: int) -> dict[str, np.ndarra
     Floats are drawn from the normal distribution, 8-bit integers from all there are, wider integers
     from 0 and 1: they are indices, masks or lengths, which these always are in range for. The mask of a
     decoder is of ones: it counts positions, and a full cache is what a run can have of any number of tokens.
+    Its `last_token` is the first one, which every run has.
     """
     inputs, generator = list(inputs), np.random.default_rng(seed)
     feeds = {i.name: _draw(generator, tuple(i.shape), numpy_dtype(i.type)) for i in inputs}
     if _MASK in feeds and any(name.startswith(_PAST) for name in feeds):
         feeds[_MASK] = np.ones_like(feeds[_MASK])
+        if _LAST in feeds:
+            feeds[_LAST] = np.zeros_like(feeds[_LAST])
     return feeds
 
 

@@ -57,7 +57,18 @@ def reference_run(
             results = _run_in_place(session, widened | values, shared)
     except Exception as error:  # onnxruntime's errors share no base
         raise refused(model, error) from None
-    return stored, results
+    return _of_last_tokens(stored, results) if options.last_logits else (stored, results)
+
+
+def _of_last_tokens(
+    feeds: dict[str, np.ndarray], results: dict[str, np.ndarray]
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """With the input and the logits that `--last-logits` makes, of the last tokens."""
+    from hybridc.frontend.inputs.last_logits import LAST_TOKEN, LOGITS
+
+    batch, count, _ = results[LOGITS].shape
+    last = np.full(batch, count - 1, np.int64)
+    return {**feeds, LAST_TOKEN: last}, {**results, LOGITS: results[LOGITS][:, -1:]}
 
 
 def _caches_in_place(
