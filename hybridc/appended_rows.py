@@ -66,7 +66,15 @@ def appended_integer_rows(past: te.Tensor, new: te.Tensor, before: te.Tensor) ->
 
 def is_appended_rows(function: tirx.PrimFunc) -> bool:
     """Whether a function that is not scheduled yet is one of these, of any type, and nothing else."""
+    return _operators(function) in ([APPENDED_ROWS], [PEAKS_OF_ROWS, APPENDED_ROWS])
+
+
+def rounds_rows(function: tirx.PrimFunc) -> bool:
+    """Whether such a function rounds its rows to integers."""
+    return PEAKS_OF_ROWS in _operators(function)
+
+
+def _operators(function: tirx.PrimFunc) -> list[object]:
     found: list[s_tir.SBlock] = []
     tvm_ffi.structural_walk(function.body, (s_tir.SBlock, found.append))
-    operators = [block.annotations.get("operator") for block in found if block.iter_vars]
-    return operators in ([APPENDED_ROWS], [PEAKS_OF_ROWS, APPENDED_ROWS])
+    return [block.annotations.get("operator") for block in found if block.iter_vars]

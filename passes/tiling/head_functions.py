@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import tvm_ffi
 from tvm import s_tir, te, tirx
 
-from hybridc.appended_rows import APPENDED_ROWS, appended_rows, is_appended_rows
+from hybridc.appended_rows import APPENDED_ROWS, appended_rows, is_appended_rows, rounds_rows
 from hybridc.passes.canonicalize.rotary import ROTARY, rotary
 from hybridc.passes.program.program import content_number
 from hybridc.schedules.shapes import index_shape
@@ -47,7 +47,8 @@ class HeadFunction:
 
 def read_head_function(function: tirx.PrimFunc) -> HeadFunction | None:
     """What a function computes, before anything is fused with it; None if it is something else."""
-    if is_appended_rows(function) and str(function.params[0].dtype) == str(function.params[-1].dtype):
+    is_plain = is_appended_rows(function) and not rounds_rows(function)
+    if is_plain and str(function.params[0].dtype) == str(function.params[-1].dtype):
         return HeadFunction(APPENDED_ROWS, function)
     blocks: list[s_tir.SBlock] = []
     tvm_ffi.structural_walk(function.body, (s_tir.SBlock, blocks.append))

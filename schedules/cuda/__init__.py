@@ -4,6 +4,7 @@ from hybridc.schedules.cuda.attention.attention import attention
 from hybridc.schedules.cuda.attention.few_queries import few_query_attention
 from hybridc.schedules.cuda.attention.tensor_core import tensor_core_attention
 from hybridc.schedules.cuda.conv2d.conv2d import conv2d
+from hybridc.schedules.cuda.elementwise.appended_integer_rows import appended_integer_rows
 from hybridc.schedules.cuda.elementwise.appended_rows import appended_rows
 from hybridc.schedules.cuda.elementwise.elementwise import elementwise
 from hybridc.schedules.cuda.elementwise.transpose import transpose
@@ -26,6 +27,7 @@ intrinsics.register()
 
 RULES: tuple[Rule, ...] = (
     appended_rows,
+    appended_integer_rows,
     vector_elementwise,
     transpose,
     elementwise,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from tvm import ir, tirx
 
-from hybridc.appended_rows import MOST_CODE, SCALE_BYTES, is_appended_rows
+from hybridc.appended_rows import MOST_CODE, SCALE_BYTES, is_appended_rows, rounds_rows
 from hybridc.schedules.cpu.attention.attention import across
 from hybridc.schedules.cpu.core.micro_kernel import integer, loop, sequence, vectorized
 from hybridc.schedules.cpu.core.nest import finish
@@ -23,7 +23,7 @@ def appended_integer_rows(request: Request) -> Scheduled | None:
     The past is copied unless the result has its place in memory (`Kernel.may_overwrite`); then the new rows
     are written. A task is a row: its greatest magnitude, in lanes, then its integers and its scale.
     """
-    if not is_appended_rows(request.function) or str(request.function.params[0].dtype) != "int8":
+    if not is_appended_rows(request.function) or not rounds_rows(request.function):
         return None
     _, new, _, result = request.function.params
     lanes = math.gcd(shape_of(new)[-1], request.target.isa.lanes())

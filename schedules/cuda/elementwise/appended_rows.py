@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tvm import ir, tirx
 from tvm.backend.cuda.op import cuda_func_call
 
-from hybridc.appended_rows import is_appended_rows
+from hybridc.appended_rows import is_appended_rows, rounds_rows
 from hybridc.ir.graph import dtype_bits
 from hybridc.schedules.conversion import converted
 from hybridc.schedules.cuda.core.kernel import (
@@ -37,24 +37,46 @@ static __device__ __attribute__((noinline)) int {_DIFFER}(const void* a, const v
 """
 
 
+Place = Callable[[ir.Expr], ir.Expr]
+"""Where the first new row of a batch has its place."""
+
+
 @schedule_rule(family="elementwise")
 def appended_rows(request: Request) -> Scheduled | None:
-    """Accepts `hybridc/appended_rows.py`: past [batch, heads, positions, depth], new, before and result.
+    """Accepts `hybridc/appended_rows.py`: past [batch, heads, positions, depth], new, before and result; not
+    where rows are rounded to integers.
 
     A thread writes a vector of the new rows, rounded where a cache has fewer bits. Where the result has
     another place in memory than the past (`Kernel.may_overwrite`), threads copy the other rows, each those
     that are a grid apart.
     """
-    if not is_appended_rows(request.function):
+    if not is_appended_rows(request.function) or rounds_rows(request.function):
         return None
-    past, new, before, result = request.function.params
+    past, new, _, result = request.function.params
     if str(past.dtype) != str(result.dtype):
         return None
-    batch, heads, positions, depth = shape_of(past)
-    length = shape_of(new)[2]
+    *rows, depth = shape_of(new)
     width = math.gcd(depth, VECTOR_BITS // max(dtype_bits(str(p.dtype)) for p in (past, new)))
-    added, kept = ((batch, heads, rows, depth // width) for rows in (length, positions))
-    needed, useful = (-(-math.prod(vectors) // BLOCK_THREADS) for vectors in (added, kept))
+    added = [*rows, depth // width]
+
+    def written(number: ir.Expr, first: Place) -> tirx.Stmt:
+        point = point_of(number, added)
+        write = moved(new, result, point, first(point[0]) + point[2], width)
+        return when(number < integer(math.prod(added)), write)
+
+    function = appending(KernelBuilder(request.function), width, math.prod(added), written)
+    return finish_function(function, appended_rows.__name__, cuda_target(request.target))
+
+
+def appending(
+    builder: KernelBuilder, width: int, threads: int, written: Callable[[ir.Expr, Place], tirx.Stmt]
+) -> tirx.PrimFunc:
+    """The past is copied, in vectors of `width`, unless the result has its place in memory; `written` is what
+    each of so many threads, by number, writes of the new rows. There may be more threads."""
+    past, new, before, result = builder.original.params
+    *rows, pitch = shape_of(past)
+    positions, length, kept = rows[2], shape_of(new)[2], [*rows, pitch // width]
+    needed, useful = (-(-count // BLOCK_THREADS) for count in (threads, math.prod(kept)))
     blocks = max(needed, min(_COPYING_BLOCKS, useful))
 
     def first(b: ir.Expr) -> ir.Expr:
@@ -62,34 +84,35 @@ def appended_rows(request: Request) -> Scheduled | None:
         place = tirx.BufferLoad(before, [b, *[integer(0)] * 3]).astype("int64")
         return tirx.max(tirx.min(place, integer(positions - length)), integer(0))
 
-    def moved(source: ir.Var, point: Sequence[ir.Expr], row: ir.Expr) -> tirx.Stmt:
-        b, h, source_row, vector = point
-
-        def element(lane: ir.Expr) -> tirx.Stmt:
-            at = vector * integer(width) + lane
-            value = converted(tirx.BufferLoad(source, [b, h, source_row, at]), str(result.dtype))
-            return tirx.BufferStore(result, value, [b, h, row, at])
-
-        return vectorized(width, element)
-
     def copied(number: ir.Expr) -> tirx.Stmt:
         point = point_of(number, kept)
         is_old = tirx.Or(point[2] < first(point[0]), point[2] >= first(point[0]) + integer(length))
-        return when(tirx.And(number < integer(math.prod(kept)), is_old), moved(past, point, point[2]))
+        copy = moved(past, result, point, point[2], width)
+        return when(tirx.And(number < integer(math.prod(kept)), is_old), copy)
 
     def of_thread(thread: Threads) -> tirx.Stmt:
         number = thread.block * integer(BLOCK_THREADS) + thread.x
         stride = blocks * BLOCK_THREADS
         turns = -(-math.prod(kept) // stride)
         copy = loop(turns, lambda turn: copied(turn * integer(stride) + number))
-        point = point_of(number, added)
-        write = moved(new, point, first(point[0]) + point[2])
         # the likely case first: it is what the model of GPU times looks at
         in_place = tirx.IfThenElse(_differ(past, result).equal(0), tirx.Evaluate(0), copy)
-        return sequence([in_place, when(number < integer(math.prod(added)), write)])
+        return sequence([in_place, written(number, first)])
 
-    function = KernelBuilder(request.function).function([launch(blocks, BLOCK_THREADS, of_thread)])
-    return finish_function(function, appended_rows.__name__, cuda_target(request.target))
+    return builder.function([launch(blocks, BLOCK_THREADS, of_thread)])
+
+
+def moved(source: ir.Var, result: ir.Var, point: Sequence[ir.Expr], row: ir.Expr, width: int) -> tirx.Stmt:
+    """Copy a vector to a row of the result, in the type that it gets; `point` names its source, the last
+    number that of a vector in its row."""
+    b, h, source_row, vector = point
+
+    def element(lane: ir.Expr) -> tirx.Stmt:
+        at = vector * integer(width) + lane
+        value = converted(tirx.BufferLoad(source, [b, h, source_row, at]), str(result.dtype))
+        return tirx.BufferStore(result, value, [b, h, row, at])
+
+    return vectorized(width, element)
 
 
 def _differ(a: ir.Var, b: ir.Var) -> ir.Expr:
