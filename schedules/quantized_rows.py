@@ -3,12 +3,13 @@
 A row of `depth` numbers is `depth` int8 and then the four bytes of a float32, by which they are multiplied:
 the keys and values of a decoder may be stored so. A function that reads such tensors multiplies each element
 where it reads it. For a CPU the same function with float32 tensors is scheduled, by any rule, and what the
-rule made then gets these parameters, as `storage.py` does for 16-bit floats.
+rule made then gets these parameters, as `storage.py` does for 16-bit floats. Rules of a GPU are those of
+attention alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm_ffi
@@ -17,7 +18,8 @@ from tvm import ir, tirx
 from hybridc.appended_rows import SCALE_BYTES
 from hybridc.schedules.mutation import mutate
 
-_ROWS, _WIDE = "int8", "float32"
+ROWS, _WIDE = "int8", "float32"
+"""Types in memory, of the integers of a row, and of the arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ def with_rows(function: tirx.PrimFunc, positions: Collection[int]) -> tirx.PrimF
     """A function of float32 tensors, scheduled or not, that only reads some parameters, with rows of integers
     for these."""
     new = {function.params[i]: _packed(function.params[i]) for i in positions}
-    return _with_parameters(function, new, _with_loads_of_rows(function.body, new))
+    return _with_parameters(function, new, loads_of_rows(function.body, new))
 
 
 def wide_rows(function: tirx.PrimFunc) -> WideRows | None:
@@ -61,7 +63,7 @@ def _with_parameters(function: tirx.PrimFunc, new: Mapping[ir.Var, ir.Var], body
 
 def _packed(buffer: ir.Var) -> ir.Var:
     *rows, depth = buffer.shape
-    return tirx.decl_buffer([*rows, depth + SCALE_BYTES], _ROWS, buffer.name, layout=None)
+    return tirx.decl_buffer([*rows, depth + SCALE_BYTES], ROWS, buffer.name, layout=None)
 
 
 def _unpacked(buffer: ir.Var) -> ir.Var:
@@ -69,12 +71,15 @@ def _unpacked(buffer: ir.Var) -> ir.Var:
     return tirx.decl_buffer([*rows, depth - SCALE_BYTES], _WIDE, buffer.name, layout=None)
 
 
-def _with_loads_of_rows(body: tirx.Stmt, new: Mapping[ir.Var, ir.Var]) -> tirx.Stmt:
+def loads_of_rows(body: tirx.Stmt, new: Mapping[ir.Var, ir.Var]) -> tirx.Stmt:
+    """A statement that reads buffers of rows in the place of float32 ones, whose elements have the same
+    indices."""
+
     def load(node: ir.TensorLoad, mutator: tvm_ffi.StructuralMutator) -> ir.Expr:
         buffer = new.get(node.source)
         if buffer is None:
             return mutator.default_mutate(node)
-        return _element(buffer, [mutator.mutate(i) for i in node.indices])
+        return element_of_row(buffer, [mutator.mutate(i) for i in node.indices])
 
     def call(node: ir.Call, mutator: tvm_ffi.StructuralMutator) -> ir.Expr:
         if node.op.name != "tirx.address_of" or node.args[0].source not in new:
@@ -86,16 +91,21 @@ def _with_loads_of_rows(body: tirx.Stmt, new: Mapping[ir.Var, ir.Var]) -> tirx.S
     return mutate(body, callbacks)
 
 
-def _element(buffer: ir.Var, indices: list[ir.Expr]) -> ir.Expr:
+def element_of_row(buffer: ir.Var, indices: Sequence[ir.Expr]) -> ir.Expr:
     """An element, or a vector along a row."""
-    row = indices[:-1]
-    depth = int(buffer.shape[-1]) - SCALE_BYTES
-    codes = tirx.BufferLoad(buffer, indices)
-    lanes = str(codes.ty.dtype).removeprefix(_ROWS)
-    scale = tirx.reinterpret(_WIDE, tirx.BufferLoad(buffer, [*row, _scale_place(depth)]))
+    codes = tirx.BufferLoad(buffer, list(indices))
+    lanes = str(codes.ty.dtype).removeprefix(ROWS)
+    scale = scale_of_row(buffer, indices)
     if lanes:
         scale = tirx.Broadcast(scale, int(lanes[1:]))
     return tirx.Mul(tirx.Cast(_WIDE + lanes, codes), scale)
+
+
+def scale_of_row(buffer: ir.Var, indices: Sequence[ir.Expr]) -> ir.Expr:
+    """By which the codes of a row are multiplied: float32, four bytes that are loaded at once."""
+    depth = int(buffer.shape[-1]) - SCALE_BYTES
+    bytes_ = tirx.BufferLoad(buffer, [*indices[:-1], _scale_place(depth)])
+    return tirx.reinterpret(_WIDE, bytes_)
 
 
 def _scale_place(depth: int) -> tirx.Ramp:
@@ -110,9 +120,9 @@ def _products(body: tirx.Stmt) -> list[tirx.Mul]:
 
 
 def _is_product(node: tirx.Mul) -> bool:
-    """Whether it is what `_element` makes of one element."""
+    """Whether it is what `element_of_row` makes of one element."""
     is_cast = isinstance(node.a, tirx.Cast) and isinstance(node.a.value, ir.TensorLoad)
-    if not is_cast or str(node.a.value.source.dtype) != _ROWS or not isinstance(node.b, ir.Call):
+    if not is_cast or str(node.a.value.source.dtype) != ROWS or not isinstance(node.b, ir.Call):
         return False
     read = node.b.args[0] if node.b.op.name == "tirx.reinterpret" else None
     return isinstance(read, ir.TensorLoad) and read.source.same_as(node.a.value.source)

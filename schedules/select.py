@@ -31,8 +31,9 @@ def schedule(request: Request, device: Device) -> Scheduled | None:
 
     Whatever the rule made of it, the function touches nothing outside of its buffers (`schedules/safety/`).
     A GPU cannot launch a kernel of no threads: functions of empty tensors are left to the CPU, and so are
-    those of bfloat16 if the target begins before sm_80, where TVM's code of it was wrong (arg-max). A CPU
-    multiplies 16-bit floats, and integers that it has no kernel for, as float32.
+    those of bfloat16 if the target begins before sm_80, where TVM's code of it was wrong (arg-max), and all
+    but attention of rows of integers. A CPU multiplies 16-bit floats, and integers that it has no kernel for,
+    as float32.
     Raises: AttributeError for a rule that declares no family (`schedule_rule`).
     """
     if device is Device.GPU and (_is_empty(request) or not _has_types(request)):
@@ -41,8 +42,13 @@ def schedule(request: Request, device: Device) -> Scheduled | None:
         made, gpu = _on_cpu(request), None
         made = made and replace(made, function=without_nesting(with_steps(made.function), OPERATORS))
     else:
-        made, gpu = _first(rules(device), request), cuda_target(request.target)
+        made, gpu = _first(_gpu_rules(request), request), cuda_target(request.target)
     return None if made is None else made_safe(made, gpu)
+
+
+def _gpu_rules(request: Request) -> Sequence[Rule]:
+    """Those that load scales of rows of integers where a GPU can, if there are such rows."""
+    return cuda.RULES if wide_rows(request.function) is None else cuda.INTEGER_ROW_RULES
 
 
 def _on_cpu(request: Request) -> Scheduled | None:

@@ -50,4 +50,7 @@ RULES: tuple[Rule, ...] = (
     fallback,
 )
 
-__all__ = ["RULES"]
+INTEGER_ROW_RULES: tuple[Rule, ...] = (few_query_attention, attention)
+"""Of functions that read rows of integers with a scale (`schedules/quantized_rows.py`)."""
+
+__all__ = ["INTEGER_ROW_RULES", "RULES"]

@@ -66,6 +66,8 @@ def attention(request: Request) -> Scheduled | None:
     Tiling: a block has 16 to 64 queries in shared memory and goes through keys and values, 32 at a time. A
     thread has 4 scores of each of its rows, and some columns of the result, both in registers with the rows'
     running maximum and sum: where a tile raises the maximum, what has been summed up shrinks accordingly.
+    Keys and values in rows of integers become floats on their way to shared memory: all attention to such
+    caches that has more queries than `few_query_attention` takes is computed here, none on tensor cores.
     """
     stored = read_stored_attention(request.function)
     if stored is None or max(stored.blocks.depth, stored.blocks.width) > MOST_DEPTH:

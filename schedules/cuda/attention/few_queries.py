@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from tvm import ir, sym, tirx
 
+from hybridc.appended_rows import SCALE_BYTES
 from hybridc.gpu_model.expressions import variables
 from hybridc.ir.graph import dtype_bits
 from hybridc.machine import Processor
@@ -25,6 +26,7 @@ from hybridc.schedules.cuda.core.refusal import attempt
 from hybridc.schedules.cuda.tensor_core.read import Element, flattened
 from hybridc.schedules.cuda.tensor_core.staging import widest_load
 from hybridc.schedules.cuda.tile.schedule import known_gpu
+from hybridc.schedules.quantized_rows import ROWS
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
 
 MOST_ROWS = 7
@@ -32,6 +34,8 @@ MOST_ROWS = 7
 _VECTOR_BYTES = 16
 _LEAST_LANES = 4
 """Of a group that shares a key: they read two sectors at a time."""
+_LEAST_ROW_LANES = 8
+"""The same of rows of integers, of which they read one sector at a time."""
 _QUERY_FLOATS = 64
 """Of queries and sums in the registers of a lane, where a group has enough lanes."""
 _MOST_QUERY_FLOATS = 128
@@ -55,9 +59,10 @@ def few_query_attention(request: Request) -> Scheduled | None:
     """Accepts `softmax(steps(query @ key)) @ value` of at most seven queries, of any types in memory.
 
     Tiling: some lanes of a warp share a key, of which each has vectors of 128 bits; groups of them share the
-    keys of a head, each with a maximum and sums of its own, which a block adds up at last. Heads of queries
-    that have the same keys are rows of one; blocks share the keys of a head if a second launch, which adds up
-    what they have, is estimated to pay.
+    keys of a head, each with a maximum and sums of its own, which a block adds up at last. Keys and values in
+    rows of integers are loaded four at a time, and stay integers in registers; scales multiply scores and
+    weights. Heads of queries that have the same keys are rows of one; blocks share the keys of a head if a
+    second launch, which adds up what they have, is estimated to pay.
     """
     attention = read_stored_attention(request.function)
     if attention is None or attention.blocks.rows > MOST_ROWS:
@@ -104,7 +109,8 @@ def _plan_of(attention: StoredAttention, shared: int) -> Plan:
     found, (_, key, value) = attention.blocks, attention.operand_dtypes
     widths = _vector(found, "scores", found.depth, key), _vector(found, "context", found.width, value)
     most = max(ceil_div(e, w) for e, w in zip((found.depth, found.width), widths, strict=True))
-    floats, lanes = shared * found.rows * (found.depth + found.width), _LEAST_LANES
+    floats = shared * found.rows * (found.depth + found.width)
+    lanes = _LEAST_ROW_LANES if ROWS in (key, value) else _LEAST_LANES
     while lanes < min(WARP, most) and floats > _QUERY_FLOATS * lanes:
         lanes *= 2
     keys = Side("keys", found.depth, widths[0], key, lanes)
@@ -144,5 +150,6 @@ def _vector(found: AttentionBlocks, block: str, extent: int, dtype: str) -> int:
         load = found.factor(block, 1, (*batch, integer(0), key), position)
     else:
         load = found.factor(block, 1, (*batch, integer(0), position), key)
-    most = _VECTOR_BYTES * 8 // dtype_bits(dtype)
+    # rows of integers begin at multiples of no more than the bytes of a scale
+    most = SCALE_BYTES if dtype == ROWS else _VECTOR_BYTES * 8 // dtype_bits(dtype)
     return widest_load(Element((), flattened(load, known)), position, extent, most)

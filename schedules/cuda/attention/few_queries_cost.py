@@ -1,6 +1,7 @@
 """Estimated time of attention of few queries: what its launches do, counted in closed form.
 
-The counts follow `hybridc/gpu_model/tir.py`, as those of `cost.py` do, beside shuffles, which it leaves out.
+The counts follow `hybridc/gpu_model/tir.py`, as those of `cost.py` do, beside shuffles, and integers that
+become floats on the pipe of transcendental functions, which it leaves out.
 """
 
 from __future__ import annotations
@@ -48,10 +49,14 @@ def main_work(found: AttentionBlocks, plan: Plan) -> Work:
     turns = ceil_div(found.columns, plan.stride * plan.parts)
     vectors = plan.turn * (keys.pieces + values.pieces)
     vector_cycles = plan.turn * sum(side.pieces * _vector_cycles(side) for side in (keys, values))
+    in_rows = [side for side in (keys, values) if side.is_rows]
+    scales, converted = plan.turn * len(in_rows), plan.turn * sum(side.elements for side in in_rows)
+    """Loads of scales, and integers of a lane, in a turn."""
     scores, levels = rows * plan.turn, plan.lanes.bit_length() - 1
     # products, which lanes add up, become logits and weights; sums shrink and grow
     plain = scores * (keys.elements + levels + _OF_SCORE) + rows * values.elements * (plan.turn + 1)
-    special = scores + rows
+    plain += rows * scales
+    special = scores + rows + converted
     looked = ceil_div(turns * plan.stride, threads) + ceil_div(found.columns, threads)
     if found.hiding_mask is None:
         looked = 0
@@ -62,12 +67,12 @@ def main_work(found: AttentionBlocks, plan: Plan) -> Work:
     joined = rows * values.elements * (WARP // plan.lanes).bit_length()
     own = rows * (keys.elements + values.elements)
     loaded = sum(plan.turn * s.elements * dtype_bits(s.dtype) // 32 for s in (keys, values))
-    registers = _OWN_REGISTERS + _REGISTERS_OF_FLOAT * (own + loaded + scores + 3 * rows)
+    registers = _OWN_REGISTERS + _REGISTERS_OF_FLOAT * (own + loaded + scales + scores + 3 * rows)
     most = min(_MOST_REGISTERS, _ALL_REGISTERS // threads // 8 * 8)
-    bits = found.depth * dtype_bits(keys.dtype) + found.width * dtype_bits(values.dtype)
     results = rows * found.width * _FLOAT_BYTES
+    read = turns * plan.stride * (keys.row_bytes + values.row_bytes)
     shuffles = turns * scores * levels + joined
-    accesses = turns * vectors + looked + 4 * added + stored
+    accesses = turns * (vectors + scales) + looked + 4 * added + stored
     return Work(
         blocks=heads.count * plan.parts,
         threads=threads,
@@ -80,10 +85,12 @@ def main_work(found: AttentionBlocks, plan: Plan) -> Work:
         fp32=float(warps * (turns * plain + joined + _OF_PART * added)),
         special=float(warps * (turns * special + rows + added)),
         tensor_multiplies=0.0,
-        lsu_cycles=warps * (turns * vector_cycles + _LEAST_CYCLES * (shuffles + looked + 4 * added + stored)),
-        l2_sectors=float(
-            turns * plan.stride * bits // 8 // SECTOR + looked * threads * _FLOAT_BYTES // SECTOR
+        lsu_cycles=warps
+        * (
+            turns * (vector_cycles + scales * max(_LEAST_CYCLES, WARP // plan.lanes))
+            + _LEAST_CYCLES * (shuffles + looked + 4 * added + stored)
         ),
+        l2_sectors=float(read // SECTOR + looked * threads * _FLOAT_BYTES // SECTOR),
         rounds=2.0 + turns,
         memory_bytes=float(_key_bytes(found, plan) + heads.count * plan.parts * results),
     )
@@ -95,7 +102,7 @@ def _key_bytes(found: AttentionBlocks, plan: Plan) -> int:
     for name, side in (("scores", plan.keys), ("context", plan.values)):
         held = math.prod(int(extent) for extent in found.blocks[name].value.b.b.source.shape)
         read = math.prod(found.batch) * found.columns * side.extent
-        sizes.append(min(held, read) * dtype_bits(side.dtype) // 8)
+        sizes.append(min(held, read) * side.row_bytes // side.extent)
     return sum(sizes)
 
 

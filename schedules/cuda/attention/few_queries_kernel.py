@@ -5,10 +5,12 @@ some of them; a group of lanes has some of the keys of each turn:
 
     the turn behind the last one of which a query sees a key, as a mask says
     for each turn up to that:
-        load some keys and values, vectors of 128 bits a lane
+        load some keys and values, vectors of 128 bits a lane; of rows of integers 32 bits, and scales
         scores: a lane's share of each product, added up by the group
         weights, relative to the greatest score so far; sums += weights values
     groups of a warp, warps, and then blocks that share a head add up their sums
+
+The scale of a key in a row of integers multiplies its score, and that of a value its weight.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from functools import reduce
 
 from tvm import ir, tirx
 
+from hybridc.appended_rows import SCALE_BYTES
+from hybridc.ir.graph import dtype_bits
 from hybridc.schedules.cpu.core.attention import AttentionBlocks
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div
 from hybridc.schedules.cuda.attention.partial_sums import Joined, PartialSums
@@ -38,6 +42,7 @@ from hybridc.schedules.cuda.core.kernel import (
 )
 from hybridc.schedules.cuda.core.launch import BLOCK_THREADS, WARP
 from hybridc.schedules.cuda.core.warps import combined_by_block, combined_by_lanes
+from hybridc.schedules.quantized_rows import ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,16 @@ class Side:
     dtype: str
     """In memory."""
     lanes: int
+
+    @property
+    def is_rows(self) -> bool:
+        """Whether it is rows of integers with a scale behind each."""
+        return self.dtype == ROWS
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a key or value in memory, with its scale."""
+        return self.extent * dtype_bits(self.dtype) // 8 + (SCALE_BYTES if self.is_rows else 0)
 
     @property
     def pieces(self) -> int:
@@ -134,7 +149,8 @@ def few_queries_kernel(attention: StoredAttention, plan: Plan) -> tirx.PrimFunc:
 
     def of_thread(thread: Threads) -> tirx.Stmt:
         block = _Block(attention, plan, builder, thread, shared)
-        staged.update({block.loaded_keys: plan.keys.dtype, block.loaded_values: plan.values.dtype})
+        sides = ((block.loaded_keys, plan.keys), (block.loaded_values, plan.values))
+        staged.update({loaded: side.dtype for loaded, side in sides if not side.is_rows})
         return block.body()
 
     launches = [launch(heads.count * plan.parts, plan.warps * WARP, of_thread)]
@@ -179,7 +195,8 @@ class _Block:
         thread: Threads,
         shared: PartialSums | None,
     ) -> None:
-        self.found, self.plan, self.builder, self.thread = attention.blocks, plan, builder, thread.x
+        self.attention, self.found = attention, attention.blocks
+        self.plan, self.builder, self.thread = plan, builder, thread.x
         self.threads, self.mask = thread, self.found.hiding_mask
         self.shared, self.block = shared, thread.block
         """Where it leaves its sums if blocks share a head."""
@@ -202,8 +219,15 @@ class _Block:
         keys, values, registers = plan.keys, plan.values, builder.registers
         self.queries = registers((self.rows * keys.elements,), "float32", "queries")
         self.sums = registers((self.rows * values.elements,), "float32", "sums")
-        self.loaded_keys = registers((self.turn * keys.elements,), "float32", "keys")
-        self.loaded_values = registers((self.turn * values.elements,), "float32", "values")
+        self.loaded_keys, self.loaded_values = (
+            registers((self.turn * side.elements,), ROWS if side.is_rows else "float32", side.name)
+            for side in (keys, values)
+        )
+        self.scales = {
+            side.name: registers((self.turn,), "float32", f"{side.name}_scales")
+            for side in (keys, values)
+            if side.is_rows
+        }
         self.scores = registers((self.rows * self.turn,), "float32", "scores")
         self.peak, self.total, self.top = (
             registers((self.rows,), "float32", name) for name in ("peak", "total", "top")
@@ -331,7 +355,14 @@ class _Block:
                 return self.found.factor("scores", 1, (*self.batch, integer(0), key), at)
             return self.found.factor("context", 1, (*self.batch, integer(0), at), key)
 
-        return self._vectors(side, target, u, element)
+        if not side.is_rows:
+            return self._vectors(side, target, u, element)
+        scale = tirx.BufferStore(self.scales[side.name], self.attention.scale(element(integer(0))), [u])
+        return sequence([self._vectors(side, target, u, lambda at: self.attention.codes(element(at))), scale])
+
+    def _scaled(self, side: Side, u: ir.Expr, value: ir.Expr) -> ir.Expr:
+        """What a product with the `u`-th key or value of a turn is, as that of its codes."""
+        return value * self.scales[side.name][u] if side.is_rows else value
 
     def _vectors(
         self, side: Side, target: ir.Var, number: ir.Expr, element: Callable[[ir.Expr], ir.Expr]
@@ -357,7 +388,7 @@ class _Block:
 
             if side.is_whole:
                 return stored(element)
-            zeros = stored(lambda _: tirx.FloatImm("float32", 0.0))
+            zeros = stored(lambda _: tirx.const(0, str(target.dtype)))
             return tirx.IfThenElse(start < integer(side.extent), stored(element), zeros)
 
         return unrolled(side.pieces, vector)
@@ -376,13 +407,15 @@ class _Block:
             def add(e: ir.Expr) -> tirx.Stmt:
                 factors = (
                     self.queries[row * integer(elements) + e],
-                    self.loaded_keys[u * integer(elements) + e],
+                    _number(self.loaded_keys[u * integer(elements) + e]),
                 )
                 return tirx.BufferStore(self.scores, self.scores[at] + factors[0] * factors[1], [at])
 
             clear = tirx.BufferStore(self.scores, tirx.FloatImm("float32", 0.0), [at])
             combine = combined_by_lanes(self.scores, at, lambda a, b: a + b, distances)
-            return sequence([clear, unrolled(elements, add), *combine, *logit(row, u)])
+            whole = self._scaled(self.plan.keys, u, tirx.BufferLoad(self.scores, [at]))
+            scaled = [tirx.BufferStore(self.scores, whole, [at])] if self.plan.keys.is_rows else []
+            return sequence([clear, unrolled(elements, add), *combine, *scaled, *logit(row, u)])
 
         def logit(row: ir.Expr, u: ir.Expr) -> list[tirx.Stmt]:
             at, key = [place(row, u)], self._key(first, u)
@@ -411,13 +444,15 @@ class _Block:
                 self.scores, self.exponents.weight(self.scores[at], self.top[row]), [at]
             )
             own = tirx.BufferLoad(self.scores, [at])
-            return sequence([stored, tirx.BufferStore(self.total, self.total[row] + own, [row])])
+            added = tirx.BufferStore(self.total, self.total[row] + own, [row])
+            scaled = tirx.BufferStore(self.scores, self._scaled(self.plan.values, u, own), [at])
+            return sequence([stored, added, scaled] if self.plan.values.is_rows else [stored, added])
 
         def add(e: ir.Expr) -> tirx.Stmt:
             at = row * integer(self.plan.values.elements) + e
 
             def key(u: ir.Expr) -> tirx.Stmt:
-                value = self.loaded_values[u * integer(self.plan.values.elements) + e]
+                value = _number(self.loaded_values[u * integer(self.plan.values.elements) + e])
                 product = self.scores[row * integer(self.turn) + u] * value
                 return tirx.BufferStore(self.sums, self.sums[at] + product, [at])
 
@@ -515,3 +550,8 @@ class _Block:
             return [self.found.store((*line, column), self.found.quotient(result, total))]
         state = self.block * integer(self.rows) + row
         return [*self.shared.noted(state, peak, total), self.shared.stored(state, column, result)]
+
+
+def _number(loaded: ir.Expr) -> ir.Expr:
+    """What was loaded as float32."""
+    return tirx.Cast("float32", loaded) if str(loaded.ty.dtype) == ROWS else loaded

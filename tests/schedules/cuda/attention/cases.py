@@ -9,8 +9,10 @@ import numpy as np
 from tvm import relax
 
 from hybridc.passes.fuse.attention import Attention, TransposedOperand, attention_function
+from hybridc.schedules.quantized_rows import with_rows
 from hybridc.schedules.storage import stored
 from tests.schedules.cuda.harness import Case
+from tests.support.integer_rows import numbers_of, rows_of
 
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 MASKS = ("none", "keys", "causal", "late", "lowest", "cache", "unseen")
@@ -32,8 +34,9 @@ def drawn(
     """Attention of `[batch, position, heads, depth]` tensors with scores / 8 and a mask.
 
     `sizes` are batch, queries, keys, heads; `dtypes` are types in memory by parameter, or one of all but
-    masks. Each head of keys is that of `shared` heads of queries. Neighbours in memory are columns of keys
-    and values, or their positions if `turned`.
+    masks; int8 is that of keys and values in rows of integers with a scale. Each head of keys is that of
+    `shared` heads of queries. Neighbours in memory are columns of keys and values, or their positions if
+    `turned`.
     """
     batch, rows, columns, heads = sizes
 
@@ -67,12 +70,17 @@ def drawn(
     if isinstance(dtypes, str):
         dtypes = {} if dtypes == "float32" else dict.fromkeys((0, 1, 2, last), dtypes)
     shapes = [(rows, heads, depth), (columns, heads // shared, depth), (columns, heads // shared, width)]
+    in_rows = {i for i, dtype in dtypes.items() if dtype == "int8"}
+    dtypes = {i: dtype for i, dtype in dtypes.items() if i not in in_rows}
     operands = [
         generator.standard_normal((batch, *shape)).astype(_numpy(dtypes.get(i, "float32")))
         for i, shape in enumerate(shapes)
     ]
+    rows_of_integers = {i: rows_of(operands[i]) for i in in_rows}
+    operands = [numbers_of(rows_of_integers[i]) if i in in_rows else x for i, x in enumerate(operands)]
     hidden = hidden.astype(_numpy(dtypes.get(3, "float32")) if mask != "none" else np.float32)
     expected, sizes_of_terms = _reference(operands, hidden)
+    operands = [rows_of_integers.get(i, x) for i, x in enumerate(operands)]
     operands[1:] = [np.ascontiguousarray(x.transpose(axes)) for x in operands[1:]]
     inputs = operands if mask == "none" else [*operands, hidden]
     # of the weights, if tensor cores multiply them, and of the result
@@ -80,9 +88,9 @@ def drawn(
     stored_as = ROUNDING.get(dtypes.get(last, ""), 0.0)
     scale = max(1.0, float(np.abs(expected).max()))
     error = rounded * sizes_of_terms + stored_as * np.abs(expected) + 4e-6 * scale
-    return Case(
-        stored(function, dtypes) if dtypes else function, inputs, expected, rule, absolute_error=error
-    )
+    function = stored(function, dtypes) if dtypes else function
+    function = with_rows(function, in_rows) if in_rows else function
+    return Case(function, inputs, expected, rule, absolute_error=error)
 
 
 def drawn_of_one_tensor(

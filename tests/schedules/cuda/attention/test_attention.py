@@ -150,6 +150,8 @@ def test_heads_of_queries_with_the_same_keys_are_joined() -> None:
         ((1, 1, 2048, 16), 8, "float16"),
         ((2, 7, 1024, 8), 1, "float32"),
         ((1, 1, 300, 2), 1, "float16"),
+        ((1, 1, 4096, 16), 1, "int8"),
+        ((1, 1, 2048, 16), 8, "int8"),
     ],
 )
 def test_closed_form_follows_the_lowered_loops(
