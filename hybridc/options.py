@@ -314,16 +314,11 @@ def check_precision(precision: str, rounding_error: float, target: Target) -> No
         )
 
 
-def check_kv_cache(kv_cache: str, target: Target) -> None:
-    """Refuse an unknown type of caches, or one that the target does not have. Raises UsageError HC526."""
+def check_kv_cache(kv_cache: str) -> None:
+    """Refuse an unknown type of caches. Raises UsageError HC526."""
     if kv_cache not in KV_CACHES:
         what, remedy = f"unknown type of a cache {kv_cache!r}", f"choose from {', '.join(KV_CACHES)}"
         raise UsageError("HC526", what, remedy=remedy)
-    if kv_cache == INT8 and target.has_gpu:
-        what = f"--kv-cache int8 has no kernels for a GPU, and the target is {target}"
-        raise UsageError(
-            "HC526", what, remedy=f"use --kv-cache fp16, or compile for --target {target.isa.name}"
-        )
 
 
 def check_seconds(seconds: float, purpose: str = "tuning") -> float:
@@ -514,7 +509,7 @@ class CompileOptions:
         for target in self.target.of_each:
             check_precision(self.precision, self.rounding_error, target)
             if self.kv_cache is not None:
-                check_kv_cache(self.kv_cache, target)
+                check_kv_cache(self.kv_cache)
         if not self.weights and self.precision in (FP16, BF16, TF32):
             what = f"--precision {self.precision} measures errors with the values of weights"
             raise UsageError("HC500", what, remedy="remove --no-weights")

@@ -25,6 +25,10 @@ from hybridc.schedules.storage import widened
 _ROWS = "int8"
 
 
+class UnstorableCacheError(UsageError):
+    """HC539: something of a program does not read, or make, a cache as rows of integers."""
+
+
 def store_integer_caches(program: Program, caches: Set[str]) -> Program:
     """Store caches, inputs by name, in rows of integers.
 
@@ -32,7 +36,7 @@ def store_integer_caches(program: Program, caches: Set[str]) -> Program:
     Ensures: these inputs, and the outputs in which new rows have taken their places, are int8, each row with
     a scale behind it. Rows are rounded where they are appended, and attention reads them. Functions that do
     so are new ones, whose names tell which of their parameters these are.
-    Raises: UsageError HC539 for a cache that anything else reads or makes.
+    Raises: UnstorableCacheError for a cache that anything else reads or makes.
     """
     if not caches:
         return program
@@ -132,8 +136,8 @@ def _appending(function: tirx.PrimFunc) -> tirx.PrimFunc:
     return made
 
 
-def _refused(what: str) -> UsageError:
-    return UsageError(
+def _refused(what: str) -> UnstorableCacheError:
+    return UnstorableCacheError(
         "HC539",
         f"--kv-cache int8 cannot store a cache: {what}",
         remedy="use --kv-cache fp16, or export it with GroupQueryAttention and a past of fixed length",

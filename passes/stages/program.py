@@ -94,7 +94,9 @@ def fuse_network(c: ImportedNetwork, _: Progress) -> FusedNetwork:
 def gpu_attention(c: ImportedNetwork) -> Suits:
     """Whether an attention of a network for both devices is one kernel."""
     options = c.job.options
-    is_narrow = bool(c.narrow.nodes) or options.precision == FP16 or options.trains_in_bf16
+    # nothing else than attention reads rows of integers
+    is_narrow = bool(c.narrow.nodes or c.narrow.integers) or options.precision == FP16
+    is_narrow = is_narrow or options.trains_in_bf16
     return partial(_has_attention_kernel, is_narrow=is_narrow)
 
 

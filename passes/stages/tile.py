@@ -27,6 +27,7 @@ from hybridc.passes.planner.search.partition import (
     smallest_budget_bytes,
 )
 from hybridc.passes.planner.side_by_side import cut_by_bandwidth, cut_worth_making, second_kernels, with_heads
+from hybridc.passes.precision.integer_caches import UnstorableCacheError
 from hybridc.passes.program.program import Program, is_same
 from hybridc.passes.stages.program import gpu_attention
 from hybridc.passes.stages.searches import remembered_search, search_first_plans, watched
@@ -108,8 +109,9 @@ def _side_by_side(
     if made is None:
         return c, []
     narrow = c.narrow.in_parts(made.inputs, made.outputs)
-    graphed = to_graph(ImportedNetwork(c.job, made.program, c.library, narrow), progress)
-    progress.stage("tile")
+    graphed = _graphed(ImportedNetwork(c.job, made.program, c.library, narrow), to_graph, progress)
+    if graphed is None:
+        return c, []
     c = replace(c, library=graphed.library)
     graph = graphed.graph
     presents = ((graph.outputs[first], graph.outputs[second]) for first, second in made.outputs.items())
@@ -178,13 +180,24 @@ def _tilings(
         finer = program
         if _kernel_count(program, gpu_attention(c)) > MAX_TILED_KERNELS:
             continue
-        tiled = to_graph(ImportedNetwork(c.job, program, c.library, c.narrow), progress)
-        progress.stage("tile")  # again, after the stages of the tiling
+        tiled = _graphed(ImportedNetwork(c.job, program, c.library, c.narrow), to_graph, progress)
+        if tiled is None:
+            continue
         c = replace(c, library=tiled.library)
         pins = carried_pins(whole.graph, whole.pins, tiled.graph)
         if pins is not None and leaves_caches_whole(tiled.graph, whole.graph):
             found.append(Tiling(tiled.graph, pins, limit_bytes))
     return c, found
+
+
+def _graphed(network: ImportedNetwork, to_graph: ToGraph, progress: Progress) -> GraphedNetwork | None:
+    """The graph of a tiling; None if it cuts caches that are stored in rows of integers."""
+    try:
+        graphed = to_graph(network, progress)
+    except UnstorableCacheError:
+        graphed = None
+    progress.stage("tile")  # again, after the stages of the tiling
+    return graphed
 
 
 def _widening(graph: Graph) -> float:

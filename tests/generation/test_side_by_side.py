@@ -15,7 +15,8 @@ from hybridc.ir import Copy, Device, Run
 from hybridc.passes.tiling import side_by_side
 from hybridc.report.decoder import decoder_lines, decoder_row
 from hybridc.results import Compiled
-from tests.support.decoders import CONTEXT, greedy, llama
+from tests.support.decoders import CONTEXT, greedy, llama, logits_of
+from tests.support.integer_rows import numbers_of, rows_of
 from tests.support.machines import SLOW_MEMORIES
 
 PROMPT = [5, 17, 200, 3, 99, 42, 8, 150, 77, 31, 64]
@@ -119,6 +120,39 @@ def test_caches_in_parts_are_saved_forked_and_rewound(decoder: Decoder, tmp_path
     with opened(decoder) as session:
         session.restore(tmp_path / "c.npz")
         np.testing.assert_array_equal(session.append([[7]] * case.batch), wanted)
+
+
+def test_rows_of_integers_are_divided_by_heads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Logits are as near to onnxruntime's as where it rounds a cache between its runs."""
+    monkeypatch.setattr(side_by_side, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(side_by_side, "_STEP", 16)
+    compiled = hybridc.compile(
+        llama(int4=False, dynamic_context=True),
+        tmp_path / "m.hyb",
+        target="cuda+avx2",
+        dims={"sequence": 1, "past_sequence_length": CONTEXT, "total_sequence_length": CONTEXT},
+        gpu_memory="60%",
+        machine=SLOW_MEMORIES,
+        plan_seconds=0.1,
+        kv_cache="int8",
+    )
+    (graph,), (plan,) = compiled.graphs, compiled.plans
+    assert len(graph.parts) == 8 and len(graph.caches) == 8
+    caches = {name for pair in graph.caches for name in pair}
+    assert {graph.tensor[name].dtype for name in caches} == {"int8"}
+    row = decoder_row(graph, plan)
+    assert row is not None and row.is_cut and {Device.GPU, Device.CPU} == set(row.caches)
+    tokens = np.random.default_rng(4).integers(0, 200, 24).tolist()
+    model = llama(int4=False, dynamic_context=True)
+    exact, rounded = (
+        np.stack(list(logits_of(model, tokens, rounding)))
+        for rounding in (np.asarray, lambda cache: numbers_of(rows_of(cache)))
+    )
+    assert compiled.path is not None
+    with hybridc.load_generation(compiled.path, emulate_gpu="64MiB") as session:
+        found = np.stack([session.append([[token]])[0] for token in tokens])
+    error, allowed = (np.sqrt(np.mean((each - exact) ** 2)) for each in (found, rounded))
+    assert 0 < error <= 2 * allowed
 
 
 def test_users_see_whole_caches(decoder: Decoder) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from onnx import numpy_helper
 from hybridc import models
 
 CONTEXT, VOCABULARY = 256, 211
+Rounding = Callable[[np.ndarray], np.ndarray]
 
 
 def llama(
@@ -139,3 +140,20 @@ def greedy(model: onnx.ModelProto, prompt: Sequence[int], *, in_places: bool) ->
         if not new:
             new = [int(np.argmax(logits[0, -1]))]
             yield new[0]
+
+
+def logits_of(model: onnx.ModelProto, tokens: list[int], rounding: Rounding) -> Iterator[np.ndarray]:
+    """Of onnxruntime behind each token, which are read one by one, with a cache that is rounded in
+    between."""
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    pasts = {i.name: i.shape for i in session.get_inputs() if i.name.startswith("past")}
+    has_places = any(i.name == "position_ids" for i in session.get_inputs())
+    cache = {name: np.zeros((s[0], s[1], 0, s[3]), np.float32) for name, s in pasts.items()}
+    for number, token in enumerate(tokens):
+        feeds = {"input_ids": np.array([[token]]), "attention_mask": np.ones((1, number + 1), np.int64)}
+        if has_places:
+            feeds["position_ids"] = np.array([[number]])
+        logits, *presents = session.run(None, {**feeds, **cache})
+        rounded = [rounding(present) for present in presents]
+        cache = dict(zip(cache, rounded, strict=True))
+        yield logits[0, -1]

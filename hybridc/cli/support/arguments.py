@@ -257,8 +257,8 @@ def _add_kernels(group: Arguments) -> None:
     add(
         "--kv-cache",
         choices=KV_CACHES,
-        help="store the keys and values of a decoder in 16 bits, or on a CPU in 8 with a scale for each row"
-        " (default: as in the model)",
+        help="store the keys and values of a decoder in 16 bits, or in 8 with a scale for each row (default:"
+        " as in the model)",
     )
     add(
         "--last-logits",
