@@ -178,7 +178,8 @@ def test_tokens_are_those_of_the_model_on_a_gpu_too(on_gpu: hybridc.Compiled) ->
 def integers_on_gpu(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> hybridc.Compiled:
-    """Of one token and of eight, with all caches in the memory of a GPU, and with some."""
+    """Of one token and of eight, with all caches in the memory of a GPU, and with some. There are ways to
+    tile it that would cut caches, of which none may be taken."""
     return hybridc.compile(
         with_open_lengths(),
         tmp_path_factory.mktemp("gpu") / "m.hyb",
@@ -202,6 +203,9 @@ def test_caches_of_integers_stay_on_a_gpu(integers_on_gpu: hybridc.Compiled) -> 
         caches = {name for pair in graph.caches for name in pair}
         assert {graph.tensor[name].dtype for name in caches} == {"int8"}
         assert not caches & {step.tensor for step in plan.steps if isinstance(step, Copy)}
+        row = decoder_row(graph, plan)
+        assert row is not None and row.cache_dtypes == ("int8",)
+        assert sum(row.cache_bytes.values()) == 4 * 2 * CONTEXT * (16 + 4)  # caches, heads, positions, row
     small, large = (on_gpu[budget] for budget in budgets)
     assert large == {4} and max(small) < 4
 
@@ -222,6 +226,31 @@ def test_logits_of_integers_on_a_gpu_are_as_near(integers_on_gpu: hybridc.Compil
             assert session.memory()[Device.GPU].allocated_bytes <= budget
         assert 0 < np.sqrt(np.mean((found - exact) ** 2)) <= 2 * allowed
         assert np.mean(found.argmax(-1) == rounded.argmax(-1)) > 0.9
+
+
+def test_integers_on_a_gpu_are_rewound_forked_and_restored(
+    integers_on_gpu: hybridc.Compiled, tmp_path: Path
+) -> None:
+    """In the smaller budget, where each device has some."""
+    path = integers_on_gpu.path
+    budget = min(plan.budget_bytes or 0 for plan in integers_on_gpu.plans)
+    assert path is not None
+
+    def opened() -> hybridc.GenerationSession:
+        return hybridc.load_generation(path, emulate_gpu="64MiB", gpu_memory=budget)
+
+    with opened() as session:
+        session.append([PROMPT])
+        session.save(tmp_path / "c.npz")
+        other = session.fork()
+        wanted = session.append([[7]])
+        session.append([[1, 2, 3]])
+        session.rewind(len(PROMPT))
+        np.testing.assert_array_equal(session.append([[7]]), wanted)
+        np.testing.assert_array_equal(other.append([[7]]), wanted)
+    with opened() as session:
+        session.restore(tmp_path / "c.npz")
+        np.testing.assert_array_equal(session.append([[7]]), wanted)
 
 
 def test_a_plan_tells_the_bytes_of_caches(on_gpu: hybridc.Compiled) -> None:
