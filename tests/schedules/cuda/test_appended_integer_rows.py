@@ -7,7 +7,9 @@ import pytest
 import tvm
 from tvm import te, tirx
 
+from hybridc import emulator
 from hybridc.appended_rows import appended_integer_rows
+from hybridc.emulator import ThreadOrder
 from hybridc.schedules.cuda.elementwise.appended_integer_rows import appended_integer_rows as rule
 from hybridc.schedules.shapes import index_shape
 from tests.schedules.cuda.harness import library_of, scheduled_for_gpu
@@ -38,9 +40,13 @@ def library() -> tvm.runtime.Module:
     return library_of(found)
 
 
+@pytest.mark.parametrize("order", [ThreadOrder.FORWARD, ThreadOrder.WARPS])
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("name", SHAPES)
-def test_only_new_rows_change(library: tvm.runtime.Module, name: str, in_place: bool) -> None:
+def test_only_new_rows_change(
+    library: tvm.runtime.Module, name: str, in_place: bool, order: ThreadOrder
+) -> None:
+    emulator.start(64 << 20, thread_order=order)
     batch, heads, positions, length, depth, kind = SHAPES[name]
     rng, device = np.random.default_rng([positions, length, depth]), tvm.cuda(0)
     past = rng.integers(-128, 128, (batch, heads, positions, depth + 4)).astype(np.int8)

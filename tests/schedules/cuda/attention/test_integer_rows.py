@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hybridc.emulator import ThreadOrder
 from hybridc.ir import Device
 from hybridc.schedules.cuda.attention.attention import attention
 from hybridc.schedules.cuda.attention.few_queries import few_query_attention, plans
@@ -42,7 +43,7 @@ def test_few_queries() -> None:
     cases["half_values"] = drawn(generator, (1, 1, 70, 2), 64, 64, "none", FEW, {1: "int8", 2: "float16"})
     for mask in ("late", "unseen"):
         cases[f"in_parts_{mask}"] = drawn(generator, (1, 3, 9001, 1), 64, 56, mask, FEW, CACHE)
-    check(cases)
+    check(cases, (ThreadOrder.FORWARD, ThreadOrder.WARPS))
     parts = {name for name, case in cases.items() if scheduled_for_gpu(case.function).workspace_bytes}
     assert parts >= {"in_parts_late", "in_parts_unseen"}
 
