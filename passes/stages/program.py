@@ -12,7 +12,13 @@ from hybridc.options import FP16, FP32, INT8, TF32
 from hybridc.passes.canonicalize.canonicalize import canonicalize
 from hybridc.passes.canonicalize.sharing import LIMIT_BYTES, UNBUDGETED_LIMIT_BYTES, share_equal
 from hybridc.passes.canonicalize.subnormals import drop_subnormal_weights
-from hybridc.passes.fuse.attention import Attention, Suits, attention_operands, fuse_attention
+from hybridc.passes.fuse.attention import (
+    Attention,
+    Suits,
+    any_attention,
+    attention_operands,
+    fuse_attention,
+)
 from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.fuse.heads import join_heads
 from hybridc.passes.fuse.separable import fuse_separable
@@ -94,9 +100,9 @@ def fuse_network(c: ImportedNetwork, _: Progress) -> FusedNetwork:
 def gpu_attention(c: ImportedNetwork) -> Suits:
     """Whether an attention of a network for both devices is one kernel."""
     options = c.job.options
-    # nothing else than attention reads rows of integers
-    is_narrow = bool(c.narrow.nodes or c.narrow.integers) or options.precision == FP16
-    is_narrow = is_narrow or options.trains_in_bf16
+    if c.narrow.integers:
+        return any_attention  # nothing else reads rows of integers
+    is_narrow = bool(c.narrow.nodes) or options.precision == FP16 or options.trains_in_bf16
     return partial(_has_attention_kernel, is_narrow=is_narrow)
 
 

@@ -253,6 +253,18 @@ def test_integers_on_a_gpu_are_rewound_forked_and_restored(
         np.testing.assert_array_equal(session.append([[7]]), wanted)
 
 
+@pytest.mark.parametrize(("tokens", "devices"), [(1, {Device.GPU, Device.CPU}), (16, {Device.CPU})])
+def test_attention_that_a_gpu_has_no_tiles_for_is_left_to_the_cpu(tokens: int, devices: set[Device]) -> None:
+    """It is one kernel all the same: nothing else reads rows of integers."""
+    sizes = {"layers": 1, "hidden": 576, "heads": 2, "kv_heads": 1, "feed_forward": 32, "vocabulary": 50}
+    model = models.build("llama", context=64, int4=False, **sizes)
+    how: dict[str, Any] = {"dims": {"sequence": tokens}, "machine": EAGER_GPU, "plan_seconds": 0.02}
+    planned = hybridc.plan(model, target="cuda+avx2", kv_cache="int8", **how)
+    (graph,) = planned.graphs
+    (kernel,) = (each for each in graph.kernels if each.function.startswith("attention"))
+    assert set(kernel.devices) == devices
+
+
 def test_a_plan_tells_the_bytes_of_caches(on_gpu: hybridc.Compiled) -> None:
     row = decoder_row(on_gpu.graphs[-1], on_gpu.plans[-1])
     assert row is not None

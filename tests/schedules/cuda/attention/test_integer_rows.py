@@ -36,6 +36,7 @@ def test_few_queries() -> None:
             cases[f"of_{depth}_{rows}"] = drawn(
                 generator, sizes, depth, depth, mask, FEW, CACHE, shared=shared
             )
+    cases["deep"] = drawn(generator, (1, 2, 70, 1), 288, 288, "keys", FEW, CACHE)
     cases["sides_differ"] = drawn(generator, (1, 2, 90, 2), 20, 36, "keys", FEW, CACHE)
     cases["half_queries"] = drawn(
         generator, (1, 2, 90, 2), 64, 64, "keys", FEW, {0: "float16", 4: "float16", **CACHE}
