@@ -23,9 +23,9 @@ from hybridc.appended_rows import APPENDED_ROWS, appended_rows
 from hybridc.frontend import indexing
 from hybridc.frontend.counted import kernels
 from hybridc.frontend.counted.operators import POSITIONS, SUPPRESSION
+from hybridc.frontend.expand.appended import APPENDED, CHECKED_COUNT
 from hybridc.frontend.expand.control.choices import CHECKED_TRIPS, import_choice
 from hybridc.frontend.expand.elementwise.elements import SHIFT_WITHIN
-from hybridc.frontend.expand.group_query import APPENDED, CHECKED_COUNT
 from hybridc.frontend.expand.quantized.packed_product import (
     PACKED_GATHER,
     PACKED_PRODUCT,

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import onnxruntime
 
 import hybridc
-from hybridc.frontend.expand.group_query import APPENDED, CHECKED_COUNT
+from hybridc.frontend.expand.appended import APPENDED, CHECKED_COUNT
 from hybridc.frontend.simplify import simplify
 from tests.support.exact_reference import exact_session
 

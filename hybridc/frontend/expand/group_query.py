@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from hybridc.frontend.expand.appended import appended_rows, checked_count
 from hybridc.frontend.expand.attention import (
     Heads,
     appended,
@@ -38,12 +39,6 @@ from hybridc.frontend.expand.builder import (
 from hybridc.frontend.expand.rotary import counted, rotated
 from hybridc.frontend.values import constant_array
 
-CHECKED_COUNT = "CheckedCount"
-"""Fed counts as they are, each checked to be from 0 to the attribute `most`: an operator that no file can
-have."""
-APPENDED = "AppendedRows"
-"""A past in which new positions have taken their places: past, new and how many positions come before, as
-`hybridc/appended_rows.py` has them. No file can have this operator either."""
 _UNSUPPORTED = ("smooth_softmax", "qk_output", "sliding_window_cache")
 _HEAD_SINK = 11
 """Position of the first input that is not supported: sinks, scales of quantised keys, norms, lengths."""
@@ -129,8 +124,7 @@ def _step(node: ir.Node, query: ir.Value, build: Builder) -> Step:
         raise Unsupported(f"has lengths that are not from {length - 1} to {total - 1}")
     placed = typed(build.reshape(before, (batch, 1, 1, 1)), dtype_of(lengths), (batch, 1, 1, 1))
     if known is None:
-        checked = build.op(CHECKED_COUNT, placed, most=total - length, operator=node.op_type)
-        placed = typed(checked, dtype_of(lengths), (batch, 1, 1, 1))
+        placed = checked_count(placed, total - length, node.op_type, build)
     return Step(length, placed, numbers.pop() if len(numbers) == 1 else None, total, kept)
 
 
@@ -167,8 +161,10 @@ def _present(past: ir.Value | None, new: ir.Value, step: Step, build: Builder) -
             behind = build.slice(past, 2, before + length, step.kept)
             return typed(build.op("Concat", made, behind, axis=2), dtype, shape)
         return _padded(made, step.kept, build)
-    if has_room and build.keeps_packed:  # not in training, where it would need a gradient
-        return typed(build.op(APPENDED, past, new, step.before), dtype, shape)
+    if (
+        past is not None and has_room and build.keeps_packed
+    ):  # not in training, where it would need a gradient
+        return appended_rows(past, new, step.before, build)
     positions = build.constant(np.arange(step.kept).reshape(1, 1, -1, 1), dtype_of(step.before))
     after = build.op("Add", step.before, build.constant(length, dtype_of(step.before)))
     if length > 1:  # each place takes the new position that belongs there; outside of them any

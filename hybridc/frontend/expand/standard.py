@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from hybridc.frontend.expand.appended import appended_rows, checked_count
 from hybridc.frontend.expand.builder import (
     Builder,
     Expansion,
@@ -19,7 +20,9 @@ from hybridc.frontend.expand.builder import (
     kept,
     operand,
     shape_of,
+    typed,
 )
+from hybridc.frontend.values import constant_array
 
 MAX_DETERMINANT = 4
 """Rows of a matrix whose determinant is expanded by its first row: there are factorially many products."""
@@ -169,16 +172,32 @@ def _batch_normalization(node: ir.Node, build: Builder) -> Sequence[ir.Value | N
 
 
 def _tensor_scatter(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
-    """Rows of `update` over those of the cache from each batch's write index on, or around its end."""
+    """Rows of `update` over those of the cache from each batch's write index on, or around its end.
+
+    Heads of rows that are fed their index take their places as those of GroupQueryAttention do.
+    """
     past, update, starts = operand(node, 0), operand(node, 1), given(node, 2)
     shape, new = shape_of(past), shape_of(update)
     axis = node.attributes.get_int("axis", -2) % len(shape)
+    is_circular = node.attributes.get_string("mode", "linear") == "circular"
+    is_fed = starts is not None and constant_array(starts) is None
+    if (
+        starts is not None
+        and is_fed
+        and not is_circular
+        and len(shape) == 4
+        and axis == 2
+        and build.keeps_packed
+    ):
+        most = shape[axis] - new[axis]
+        before = typed(build.reshape(starts, (-1, 1, 1, 1)), dtype_of(starts), (shape[0], 1, 1, 1))
+        return [appended_rows(past, update, checked_count(before, most, node.op_type, build), build)]
     steps = [1] * len(shape)
     steps[axis] = new[axis]
     index = build.constant(np.arange(*bounded(new[axis])).reshape(steps), "int64")
     if starts is not None:
         index = build.op("Add", index, build.reshape(starts, [-1] + [1] * (len(shape) - 1)))
-    if node.attributes.get_string("mode", "linear") == "circular":
+    if is_circular:
         index = build.op("Mod", index, build.constant(shape[axis], "int64"))
     index = build.op("Expand", index, build.constant(new, "int64"))
     return [build.op("ScatterElements", past, index, update, axis=axis)]
