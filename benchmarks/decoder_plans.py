@@ -3,11 +3,11 @@
     python benchmarks/decoder_plans.py [--drawn 6] [--seed 1] [--seconds 5]
 
 Llama of seven billion parameters with int4 weights, of which only the shapes are needed, and caches in
-float16, by `hybridc plan`: at the points of `NAMED`, and at as many that are drawn, of all profiles of GPUs
-with at most `SMALL` of memory. Nothing runs: the tokens a second of our plan, of a split in whole layers, of
-streaming and of the CPU alone come from the same simulator with the same times of kernels, contention and
-efficiencies included. Planning is timed, in seconds of this computer. Exits with 1 if a wanted figure is
-missed at a named point."""
+float16 or in 8 bits, by `hybridc plan`: at the points of `NAMED`, with either, and at some that are drawn, of
+all profiles of GPUs with at most `SMALL` of memory. Others' ways have the same caches. Nothing runs: the
+tokens a second of our plan, of a split in whole layers, of streaming and of the CPU alone come from the same
+simulator with the same times of kernels, contention and efficiencies included. Planning is timed, in seconds
+of this computer. Exits with 1 if a wanted figure is missed at a named point."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from typing import Any
 from common import write_result
 
 from hybridc.machine import load_machine
+from hybridc.options import KV_CACHES
 
 GIB = 1 << 30
 SMALL = 12 * GIB
@@ -52,6 +53,7 @@ class Point:
     machine: str
     context: int
     gib: float
+    kv_cache: str
     is_drawn: bool
 
 
@@ -63,7 +65,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=5.0, help="of search, on the nominal machine")
     arguments = parser.parse_args()
-    points = [Point(*named, is_drawn=False) for named in NAMED]
+    points = [Point(*named, kv_cache, is_drawn=False) for kv_cache in KV_CACHES for named in NAMED]
     points += drawn(arguments.drawn, arguments.seed)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -85,7 +87,7 @@ def drawn(count: int, seed: int) -> list[Point]:
     for _ in range(count):
         name, context = draw.choice(small), draw.choice(CONTEXTS)
         gib = round(draw.uniform(*SHARES) * memory[name] / GIB, 2)
-        found.append(Point(name, context, gib, is_drawn=True))
+        found.append(Point(name, context, gib, draw.choice(KV_CACHES), is_drawn=True))
     return found
 
 
@@ -96,7 +98,7 @@ def row_of(point: Point, folder: Path, seconds: float) -> dict[str, Any]:
         size = f"context={point.context}"
         hybridc("models", "export", "llama_7b", str(model), "--param", size, "--no-weights")
     place = ("--machine", point.machine, "--gpu-memory", f"{point.gib}GiB", "--threads", str(THREADS))
-    how = ("--no-weights", "--dim", "sequence=1", "--target", "cuda+avx2", "--kv-cache", "fp16")
+    how = ("--no-weights", "--dim", "sequence=1", "--target", "cuda+avx2", "--kv-cache", point.kv_cache)
     effort = ("--plan-seconds", str(seconds), "--no-cache", "--json")
     plan = json.loads(hybridc("plan", str(model), *how, *place, *effort))
     ways = {way["name"]: way["tokens_per_s"] for way in plan["decoder"]["others"]}
@@ -104,6 +106,7 @@ def row_of(point: Point, folder: Path, seconds: float) -> dict[str, Any]:
         "machine": point.machine,
         "context": point.context,
         "budget_gib": point.gib,
+        "kv_cache": point.kv_cache,
         "is_drawn": point.is_drawn,
         "needed_gib": plan["all_gpu_peak_bytes"] / GIB,
         "tokens_per_s": plan["decoder"]["tokens_per_s"],
@@ -138,7 +141,8 @@ def is_as_wanted(row: dict[str, Any]) -> bool:
 def text(row: dict[str, Any]) -> str:
     others = ", ".join(f"{name} {tokens:.1f}" for name, tokens in row["others"].items() if tokens)
     return (
-        f"{row['machine']} {row['context']} places {row['budget_gib']} of {row['needed_gib']:.2f} GiB: "
+        f"{row['machine']} {row['context']} places in {row['kv_cache']}, "
+        f"{row['budget_gib']} of {row['needed_gib']:.2f} GiB: "
         f"{row['tokens_per_s']:.1f} tokens/s ({others}), {gain(row):.2f} times the best, "
         f"gap {gap(row):.0%}, planned in {row['plan_seconds']:.0f} s"
     )

@@ -17,14 +17,14 @@ def decoder_plan_tables() -> list[str]:
     rows = result["rows"]
     names = list(rows[0]["others"])
     lines = [
-        f"| profile | places | budget, needed, GiB | hybridc | {' | '.join(names)} | over the best of these "
-        "| gap to the bound | planned in |",
-        "|---" * (7 + len(names)) + "|",
+        f"| profile | places | caches | budget, needed, GiB | hybridc | {' | '.join(names)} "
+        "| over the best of these | gap to the bound | planned in |",
+        "|---" * (8 + len(names)) + "|",
         *(line_of(row, names) for row in rows),
     ]
     return [
-        "A Llama of seven billion parameters with int4 weights and caches in float16 on a GPU that is too "
-        f"small for it: tokens a second that are **predicted** ({result['date']}, `python "
+        "A Llama of seven billion parameters with int4 weights and caches in float16 or 8 bits on a GPU that "
+        f"is too small for it: tokens a second that are **predicted** ({result['date']}, `python "
         "benchmarks/decoder_plans.py`), for each way by the same simulator and the same estimated times of "
         "kernels. Nothing of it ran. Drawn points are those of the seed of the record; others are named in "
         "the benchmark. Seconds are of this computer.",
@@ -39,6 +39,7 @@ def line_of(row: dict[str, Any], names: list[str]) -> str:
     gap = row["bound_tokens_per_s"] / row["tokens_per_s"] - 1
     drawn = ", drawn" if row["is_drawn"] else ""
     return (
-        f"| {row['machine']}{drawn} | {row['context']:,} | {row['budget_gib']:.2f}, {row['needed_gib']:.2f} "
+        f"| {row['machine']}{drawn} | {row['context']:,} | {row['kv_cache']} "
+        f"| {row['budget_gib']:.2f}, {row['needed_gib']:.2f} "
         f"| {row['tokens_per_s']:.1f} | {shown} | {best:.2f} | {gap:.0%} | {row['plan_seconds']:.0f} s |"
     )

@@ -33,6 +33,7 @@ def row(tokens: float, bound: float, seconds: float) -> dict[str, Any]:
         "others": others,
         "machine": "laptop-4gb",
         "context": 2048,
+        "kv_cache": "int8",
         "budget_gib": 3.0,
         "needed_gib": 5.0,
         "is_drawn": True,
@@ -66,4 +67,6 @@ def test_the_table_tells_a_way_that_does_not_fit(decoder_plans: Any) -> None:
     from pages.decoder_plans import line_of
 
     line = line_of(row(16.0, 17.0, 20.0), ["layer split", "streaming", "CPU alone"])
-    assert line.startswith("| laptop-4gb, drawn | 2,048 | 3.00, 5.00 | 16.0 | 10.0 | 2.0 | - | 1.60 | 6% |")
+    assert line.startswith(
+        "| laptop-4gb, drawn | 2,048 | int8 | 3.00, 5.00 | 16.0 | 10.0 | 2.0 | - | 1.60 | 6% |"
+    )
