@@ -13,12 +13,14 @@ import hybridc
 from hybridc import emulator
 from hybridc.runtime import Session
 
+_LARGEST_RUNS = 500
+"""Until each thread has had a part of a run, and so its stack and heap, however busy the computer is."""
 _RESET_PEAK = "5"
 """What Linux takes for the highest resident size to count from now on (proc(5), clear_refs)."""
 
 
 def peak_bytes(path: Path, runs: int, *, emulate_gpu: str | None = None) -> int:
-    """Of loading an artifact and as many runs, the first at its largest sizes, the others at drawn ones.
+    """Of loading an artifact, some runs at its largest sizes, and as many as `runs`, less one, at drawn ones.
 
     Requires: inputs are floats. On an emulated GPU its memory is the host's, too.
     """
@@ -48,7 +50,7 @@ def _drawn_sizes(session: Session, runs: int) -> Iterator[Mapping[str, int]]:
     random, buckets = np.random.default_rng(0), session.buckets()
     largest = {name: high for name, (_, high) in buckets[-1].sizes.items()}
     least = {name: min(bucket.sizes[name][0] for bucket in buckets) for name in largest}
-    yield largest
+    yield from [largest] * _LARGEST_RUNS
     for _ in range(runs - 1):
         yield {name: int(random.integers(least[name], high + 1)) for name, high in largest.items()}
 
