@@ -73,8 +73,8 @@ class PlanKeywords(TypedDict, total=False):
     """How much rounding to 16 bits may change a kernel's result, as a fraction of it, measured on random
     inputs."""
     kv_cache: str | None
-    """The keys and values of a decoder are stored in 16 bits, `"fp16"`, or on a CPU in 8 bits with a scale
-    for each row, `"int8"`, where the model has float32."""
+    """The keys and values of a decoder are stored in 16 bits, `"fp16"`, or in 8 bits with a scale for each
+    row, `"int8"`, where the model has float32."""
     last_logits: bool | None
     """Whether a decoder gives the logits of one token of each sequence alone, that which a new input,
     `last_token`, says: int64 [batch]."""

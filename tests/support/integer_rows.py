@@ -18,3 +18,17 @@ def numbers_of(rows: np.ndarray) -> np.ndarray:
     """What rows stand for, as float32."""
     scales = np.ascontiguousarray(rows[..., -4:]).view(np.float32)
     return rows[..., :-4].astype(np.float32) * scales
+
+
+def assert_appended(found: np.ndarray, past: np.ndarray, new: np.ndarray, before: np.ndarray) -> None:
+    """That `found` is the past with the rows of `new` behind so many of each batch, and nothing else."""
+    length, expected = new.shape[2], past.copy()
+    for b, first in enumerate(before.ravel()):
+        expected[b, :, first : first + length] = rows_of(new[b])
+        placed = found[b, :, first : first + length]
+        np.testing.assert_array_equal(placed[..., -4:], rows_of(new[b])[..., -4:])
+        # a number half way between two may be rounded to either
+        np.testing.assert_allclose(numbers_of(placed), new[b], rtol=0, atol=0.51 / 127 * np.abs(new[b]).max())
+        kept = np.delete(found[b], np.arange(first, first + length), axis=1)
+        np.testing.assert_array_equal(kept, np.delete(past[b], np.arange(first, first + length), axis=1))
+    assert (found == expected).mean() > 0.999

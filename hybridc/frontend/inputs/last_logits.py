@@ -13,8 +13,8 @@ from hybridc.frontend.load import Loaded
 LAST_TOKEN = "last_token"
 """The input that says which: int64 [batch], from 0."""
 LOGITS, _IDS = "logits", "input_ids"
-_HEADS = ("MatMul", "MatMulNBits", "FusedMatMul")
-"""Products of rows with a matrix."""
+_HEADS = ("MatMul", "MatMulNBits")
+"""Products of rows with a matrix, in whose other forms rows may be columns."""
 _OF_ELEMENTS = ("Add", "Cast", "Div", "Mul", "Tanh")
 """What may follow the head: a bias, a scale, a cap, whose other operand has no rows."""
 _LEAST_OPSET = 12

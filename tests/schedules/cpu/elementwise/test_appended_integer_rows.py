@@ -9,7 +9,7 @@ from tvm import te, tirx
 from hybridc.appended_rows import appended_integer_rows
 from hybridc.schedules.cpu.elementwise.appended_integer_rows import appended_integer_rows as rule
 from hybridc.schedules.shapes import index_shape
-from tests.support.integer_rows import numbers_of, rows_of
+from tests.support.integer_rows import assert_appended, numbers_of
 
 
 def function(batch: int, heads: int, positions: int, length: int, depth: int, kind: str) -> tirx.PrimFunc:
@@ -42,16 +42,7 @@ def test_only_new_rows_change(harness, batch, heads, positions, length, depth, k
     found = (
         harness.run_in_place(scheduled, inputs, 0) if in_place else harness.run(made, scheduled, inputs)[0]
     )
-    expected = past.copy()
-    for b, first in enumerate(before.ravel()):
-        expected[b, :, first : first + length] = rows_of(new[b])
-        placed = found[b, :, first : first + length]
-        np.testing.assert_array_equal(placed[..., -4:], rows_of(new[b])[..., -4:])
-        # a number half way between two may be rounded to either
-        np.testing.assert_allclose(numbers_of(placed), new[b], rtol=0, atol=0.51 / 127 * np.abs(new[b]).max())
-        kept = np.delete(found[b], np.arange(first, first + length), axis=1)
-        np.testing.assert_array_equal(kept, np.delete(past[b], np.arange(first, first + length), axis=1))
-    assert (found == expected).mean() > 0.999
+    assert_appended(found, past, new, before)
 
 
 @pytest.mark.parametrize("wild", [-5, 38, 2**31 - 1, -(2**31)])
