@@ -6,15 +6,19 @@ import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from hybridc.errors import UsageError
 from hybridc.runtime import Session
-from hybridc.runtime.descriptions import NodeArg
+from hybridc.runtime.descriptions import TYPES, NodeArg
+from hybridc.runtime.ports import port_dtype
 
 IDS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
 LAST = "last_token"
 """Of `--last-logits` (`frontend/inputs/last_logits.py`)."""
 PAST, PRESENT = "past_key_values.", "present."
-_DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int8)": "int8"}
+_DTYPES = {f"tensor({TYPES.get(name, name)})": name for name in ("float32", "float16", "bfloat16", "int8")}
+"""Of caches, by the name that onnxruntime gives the type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class DecoderForm:
     """Predicted time of a run, by how many new tokens of each sequence it takes."""
     caches: Mapping[str, str]
     """Outputs by the inputs that they replace in the next run."""
-    places: Mapping[str, tuple[tuple[int, ...], str]]
+    places: Mapping[str, tuple[tuple[int, ...], np.dtype]]
     """Shape and type of each cache."""
     is_appended: bool
     """Whether `present` is the past with the new positions behind it, instead of a cache of the past's shape
@@ -53,7 +57,7 @@ def decoder_form(session: Session) -> DecoderForm:
     _check_names(session, inputs, outputs, caches)
     pasts = [inputs[name] for name in caches]
     if any(len(node.shape) != 4 or node.open or node.type not in _DTYPES for node in pasts):
-        what = "its past is not of four fixed dimensions, in float32 or float16"
+        what = "its past is not of four fixed dimensions, in float32, float16 or bfloat16"
         raise _refused(
             session, what, "give each of its dimensions one size, as in --dim past_sequence_length=1024"
         )
@@ -74,7 +78,7 @@ def decoder_form(session: Session) -> DecoderForm:
         logits.shape[2],
         _times(session, ids, inputs[MASK], context if is_appended else None),
         caches,
-        {node.name: (tuple(node.shape), _DTYPES[node.type]) for node in pasts},
+        {node.name: (tuple(node.shape), port_dtype(_DTYPES[node.type])) for node in pasts},
         is_appended,
         POSITIONS in inputs,
         LAST in inputs,

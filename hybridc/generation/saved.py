@@ -13,6 +13,8 @@ from hybridc.errors import UsageError
 from hybridc.json_values import count, each, member, text
 
 _FORMAT = "hybridc-cache-1"
+_BITS = np.dtype(np.uint16)
+"""As what a file has 16-bit floats of which numpy has no type: bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,18 @@ def write_cache(path: Path, saved: SavedCache) -> None:
         "sequences": [list(sequence) for sequence in saved.sequences],
         "caches": list(saved.cache),
     }
-    write_arrays(path, header, {f"c{i}": array for i, array in enumerate(saved.cache.values())})
+    write_arrays(path, header, {f"c{i}": _in_file(array) for i, array in enumerate(saved.cache.values())})
 
 
-def read_cache(path: Path, model: str, places: Mapping[str, tuple[tuple[int, ...], str]]) -> SavedCache:
+def _in_file(array: np.ndarray) -> np.ndarray:
+    return array.view(_type_in_file(array.dtype))
+
+
+def _type_in_file(dtype: np.dtype) -> np.dtype:
+    return _BITS if dtype.name == "bfloat16" else dtype
+
+
+def read_cache(path: Path, model: str, places: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> SavedCache:
     """A file of a decoder of this model, whose caches have these shapes and types.
 
     The positions that are there may be fewer, and are at most as many. Raises UsageError HC582 for a file
@@ -60,11 +70,13 @@ def read_cache(path: Path, model: str, places: Mapping[str, tuple[tuple[int, ...
     for name, (shape, dtype) in places.items():
         batch, heads, most, depth = shape
         array = cache.get(name)
-        fits = array is not None and array.shape == (batch, heads, length, depth) and array.dtype == dtype
-        if len(sequences) != batch or length > most or not fits:
+        fits = array is not None and array.shape == (batch, heads, length, depth)
+        has_type = array is not None and array.dtype == _type_in_file(dtype)
+        if len(sequences) != batch or length > most or not fits or not has_type:
             raise _refused(path, f"does not fit {name!r}, {dtype} {list(shape)}")
         assert array is not None
-        if not np.isfinite(array).all():
+        cache[name] = array.view(dtype)
+        if not np.isfinite(cache[name]).all():
             raise _refused(path, f"has values of {name!r} that are not numbers")
     return SavedCache(found, sequences, {name: cache[name] for name in places})
 
