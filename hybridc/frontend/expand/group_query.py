@@ -6,6 +6,7 @@ product, so keys and values are not repeated; passes/fuse finds attention in it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,6 @@ from hybridc.frontend.expand.attention import (
     context_of,
     for_group,
     logits,
-    lowest,
     split_heads,
 )
 from hybridc.frontend.expand.builder import (
@@ -215,7 +215,11 @@ def _scores(node: ir.Node, operands: Heads, step: Step, group: int, build: Build
 
 
 def _mask(node: ir.Node, like: ir.Value, step: Step, group: int, build: Builder) -> ir.Value:
-    """The least number where a key comes after the query, or is not within the window that ends with it."""
+    """-inf where a key comes after the query, or is not within the window that ends with it.
+
+    Not the least number of the type: that of float16 does not tell kernels, which compute in float32, that
+    a key has no weight. A query sees its own position at least, so that no row is of -inf alone.
+    """
     kind = dtype_of(step.before)
     offsets = build.constant(np.arange(*bounded(step.length)).reshape(1, 1, -1, 1), kind)
     columns = build.constant(np.arange(step.total).reshape(1, 1, 1, -1), kind)
@@ -225,7 +229,7 @@ def _mask(node: ir.Node, like: ir.Value, step: Step, group: int, build: Builder)
     if window > 0:
         reached = build.op("Add", columns, build.constant(window, kind))
         hidden = build.op("Or", hidden, build.op("Not", build.op("Greater", reached, rows)))
-    mask = build.op("Where", hidden, build.like(like, lowest(like)), build.like(like, 0.0))
+    mask = build.op("Where", hidden, build.like(like, -math.inf), build.like(like, 0.0))
     batch = shape_of(step.before)[0]
     return for_group(mask, (batch, 1, step.length, step.total), group, build)
 
