@@ -38,12 +38,17 @@ def appended_rows(past: te.Tensor, new: te.Tensor, before: te.Tensor) -> te.Tens
 
 
 def appended_integer_rows(past: te.Tensor, new: te.Tensor, before: te.Tensor) -> te.Tensor:
-    """past int8 [batch, heads, positions, depth + SCALE_BYTES], the others as in `appended_rows`."""
+    """past int8 [batch, heads, positions, depth + SCALE_BYTES], the others as in `appended_rows`; `new` may
+    be 16-bit floats."""
     batch, heads, length, depth = (int(extent) for extent in new.shape)
+
+    def wide(number: te.Expr) -> te.Expr:
+        return number if str(new.dtype) == "float32" else number.astype("float32")
+
     column = te.reduce_axis((0, tirx.IntImm("int64", depth)), "column")
     peaks = te.compute(
         [tirx.IntImm("int64", extent) for extent in (batch, heads, length)],
-        lambda b, h, r: te.max(tirx.abs(new[b, h, r, column]), axis=column),
+        lambda b, h, r: te.max(tirx.abs(wide(new[b, h, r, column])), axis=column),
         name=PEAKS_OF_ROWS,
         attrs={"operator": PEAKS_OF_ROWS},
     )
@@ -52,7 +57,7 @@ def appended_integer_rows(past: te.Tensor, new: te.Tensor, before: te.Tensor) ->
         row = p.astype("int64") - before[b, 0, 0, 0].astype("int64")
         place = tirx.max(tirx.min(row, te.const(length - 1, "int64")), te.const(0, "int64"))
         peak, most = peaks[b, h, place], te.const(float(MOST_CODE), "float32")
-        number = new[b, h, place, tirx.min(j, te.const(depth - 1, "int64"))]
+        number = wide(new[b, h, place, tirx.min(j, te.const(depth - 1, "int64"))])
         code = tirx.Select(peak > te.const(0.0, "float32"), number * (most / peak), te.const(0.0, "float32"))
         bits = tirx.reinterpret("uint32", peak / most)
         byte = bits >> (tirx.max(j - te.const(depth, "int64"), te.const(0, "int64")) * 8).astype("uint32")

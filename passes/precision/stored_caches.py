@@ -14,7 +14,7 @@ from hybridc.errors import UsageError
 from hybridc.frontend import ImportedModel, ValueInfo
 from hybridc.options import FP16, INT8
 from hybridc.passes.precision.wide_program import NarrowTensors
-from hybridc.schedules.storage import WIDE
+from hybridc.schedules.storage import NARROW, WIDE
 
 _PAST, _PRESENT = "past_key_values.", "present."
 CACHE_DTYPES = {FP16: "float16", INT8: "int8"}
@@ -33,7 +33,7 @@ def with_stored_caches(model: ImportedModel, kv_cache: str) -> tuple[ImportedMod
 
     Caches are `past_key_values.N.key` and `.value`, which become `present.N.key` and `.value`, as
     onnxruntime-genai and optimum name them; with fp16 those of 16 bits stay as they are. Raises UsageError
-    HC539 if there are none, or with int8 if some are not float32.
+    HC539 if there are none.
     """
     outputs = {value.name: position for position, value in enumerate(model.outputs)}
     pairs = cache_names([value.name for value in model.inputs], outputs)
@@ -47,8 +47,10 @@ def with_stored_caches(model: ImportedModel, kv_cache: str) -> tuple[ImportedMod
         raise _refused(model, kv_cache, f"has no caches, named {names}")
     dtype = CACHE_DTYPES[kv_cache]
 
+    kept = () if kv_cache == INT8 else NARROW
+
     def stored(value: ValueInfo, *, is_cache: bool) -> ValueInfo:
-        if not is_cache or value.dtype != WIDE:
+        if not is_cache or value.dtype in kept:
             return value
         *rows, depth = value.shape
         behind = SCALE_BYTES if kv_cache == INT8 else 0
@@ -58,15 +60,11 @@ def with_stored_caches(model: ImportedModel, kv_cache: str) -> tuple[ImportedMod
     inputs = tuple(stored(value, is_cache=value.name in caches) for value in model.inputs)
     results = tuple(stored(value, is_cache=i in positions) for i, value in enumerate(model.outputs))
     changed = [new.variable for old, new in zip(model.inputs, inputs, strict=True) if old is not new]
-    if kv_cache == INT8:
-        if len(changed) < len(caches):
-            raise _refused(model, kv_cache, "has caches that are not float32")
-        return replace(model, inputs=inputs, outputs=results), NarrowTensors(integers=frozenset(changed))
-    narrow = NarrowTensors(
-        dict.fromkeys(changed, dtype),
-        {i: dtype for i, (old, new) in enumerate(zip(model.outputs, results, strict=True)) if old is not new},
-    )
-    return replace(model, inputs=inputs, outputs=results), narrow
+    made = [i for i, (old, new) in enumerate(zip(model.outputs, results, strict=True)) if old is not new]
+    in_memory = WIDE if kv_cache == INT8 else dtype  # until they are rows of integers
+    integers = frozenset(changed) if kv_cache == INT8 else frozenset[str]()
+    types = dict.fromkeys(changed, in_memory), dict.fromkeys(made, in_memory)
+    return replace(model, inputs=inputs, outputs=results), NarrowTensors(*types, integers=integers)
 
 
 def _refused(model: ImportedModel, kv_cache: str, what: str) -> UsageError:

@@ -11,16 +11,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from tvm import relax
+from tvm import ir, relax, te, tirx
 from tvm.ir.expr import GenericConst
 
+from hybridc.appended_rows import appended_rows, is_appended_rows
 from hybridc.passes.program.operators import Fact, has_fact
-from hybridc.passes.program.program import Program, ProgramBuilder, is_op, tensor_dtype, variables
+from hybridc.passes.program.program import (
+    Program,
+    ProgramBuilder,
+    is_op,
+    tensor_dtype,
+    tensor_shape,
+    variables,
+)
 from hybridc.placeholders import is_placeholder, placeholder
+from hybridc.schedules.shapes import index_shape
 from hybridc.schedules.storage import NARROW, WIDE
 
 _OPAQUE = ("call_tir", "memory.view")
-"""What reads bits, or functions with types of their own: operands keep their type."""
+"""What reads bits, or functions with types of their own, but rows that are appended to caches: operands keep
+their type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +48,11 @@ class NarrowTensors:
     """Inputs by name, caches that are to be rows of integers."""
 
     def joined(self, other: NarrowTensors) -> NarrowTensors:
-        """With those of another one, too."""
+        """With those of another one, whose inputs and outputs of type `WIDE` are so after all."""
+        inputs, outputs = {**self.inputs, **other.inputs}, {**self.outputs, **other.outputs}
         return NarrowTensors(
-            {**self.inputs, **other.inputs},
-            {**self.outputs, **other.outputs},
+            {name: dtype for name, dtype in inputs.items() if dtype != WIDE},
+            {position: dtype for position, dtype in outputs.items() if dtype != WIDE},
             {**self.nodes, **other.nodes},
             self.integers | other.integers,
         )
@@ -111,6 +122,9 @@ class _Widener:
     old: Program
     builder: ProgramBuilder
     new: dict[relax.Var, relax.Expr] = field(default_factory=dict)
+    functions: dict[ir.GlobalVar, ir.GlobalVar] = field(default_factory=dict)
+    """Those that append rows, of float32, by the old ones, whose names they have."""
+    made: dict[ir.GlobalVar, tirx.PrimFunc] = field(default_factory=dict)
     type_of: dict[str, str] = field(default_factory=dict)
     """Of the last tensor that a node computes, if that has 16 bits, else empty."""
     rounded: frozenset[relax.Var] = field(init=False)
@@ -139,7 +153,9 @@ class _Widener:
             self.new[binding.var] = self.value(binding)
             for node in old.origins.get(binding.var.name, ())[-1:]:
                 self.type_of[node] = _narrow_type(binding.var.ty)
-        return builder.finish([self.expression(output) for output in old.outputs], old.functions)
+        outputs = [self.expression(output) for output in old.outputs]
+        kept = {name: f for name, f in old.functions.items() if name not in self.functions}
+        return builder.finish(outputs, {**kept, **self.made})
 
     def narrow(self) -> NarrowTensors:
         """Of the program that was written."""
@@ -183,6 +199,8 @@ class _Widener:
                 return emit(relax.op.astype(source, WIDE))  # computes nothing, but its bytes are narrow
             result = emit(relax.op.astype(source, wanted))
             return emit(relax.op.astype(result, WIDE)) if wanted in NARROW else result
+        if is_op(call, "call_tir") and is_appended_rows(self.old.module[call.args[0]]):
+            return emit(self.appended(call))
         if is_op(call, *_OPAQUE):
             arguments = [self.narrowed(a, emit) for a in call.args]
             return self.widened(emit(relax.Call(call.op, arguments, call.attrs, call.ty_args)), emit)
@@ -191,6 +209,22 @@ class _Widener:
         if str(getattr(wide.attrs, "out_dtype", "")) in NARROW:
             wide = _with_wide_sums(wide)
         return self.widened(emit(wide), emit)
+
+    def appended(self, call: relax.Call) -> relax.Call:
+        """Rows that take their places in a cache of float32."""
+        arguments = [self.expression(a) for a in call.args[1].fields]
+        old = call.args[0]
+        if old not in self.functions:
+            function = self.old.module[old]
+            given = [te.placeholder(index_shape(tensor_shape(a)), tensor_dtype(a)) for a in arguments]
+            made = te.create_prim_func([*given, appended_rows(*given)], index_dtype_override="int64")
+            for key, value in function.attrs.items():
+                made = made.with_attr(key, value)
+            self.functions[old] = new = ir.GlobalVar(old.name_hint)
+            relax.expr._update_type(new, made.ty)
+            self.made[new] = made.with_attr("global_symbol", old.name_hint)
+        result = relax.TensorType(tensor_shape(arguments[0]), WIDE)
+        return relax.call_tir(self.functions[old], arguments, result)
 
     def narrowed(self, old: relax.Expr, emit: Callable[[relax.Expr], relax.Var]) -> relax.Expr:
         """An operand in the type that it has in the old program."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from tvm import ir, tirx
 
 from hybridc.appended_rows import MOST_CODE, SCALE_BYTES, is_appended_rows, rounds_rows
+from hybridc.schedules.conversion import converted
 from hybridc.schedules.cpu.attention.attention import across
 from hybridc.schedules.cpu.core.micro_kernel import integer, loop, sequence, vectorized
 from hybridc.schedules.cpu.core.nest import finish
@@ -53,15 +54,18 @@ def _row(
         statements.append(tirx.Bind(var := tirx.Var("t", str(value.ty.dtype)), value))
         return var
 
+    def loaded(at: ir.Expr) -> ir.Expr:
+        return converted(tirx.BufferLoad(source, [*point, at]), "float32")
+
     def start(lane: ir.Expr) -> tirx.Stmt:
         return tirx.BufferStore(peaks, zero, [lane])
 
     def compare(at: ir.Expr, lane: ir.Expr) -> tirx.Stmt:
-        magnitude = tirx.abs(tirx.BufferLoad(source, [*point, at]))
+        magnitude = tirx.abs(loaded(at))
         return tirx.BufferStore(peaks, tirx.max(tirx.BufferLoad(peaks, [lane]), magnitude), [lane])
 
     def round_(at: ir.Expr, _: ir.Expr) -> tirx.Stmt:
-        number = tirx.BufferLoad(source, [*point, at]) * tirx.BufferLoad(steps, [integer(0)])
+        number = loaded(at) * tirx.BufferLoad(steps, [integer(0)])
         return tirx.BufferStore(to, tirx.nearbyint(number).astype("int8"), [*target, at])
 
     def each(body: Callable[[ir.Expr, ir.Expr], tirx.Stmt]) -> tirx.Stmt:
