@@ -180,7 +180,7 @@ def _facts(name: str, function: tirx.PrimFunc, scheduled: Mapping[tuple[str, Dev
         inputs=(),
         outputs=(),
         may_overwrite=_overwritable(function),
-        flops=int(s_tir.analysis.estimate_tir_flops(tvm.IRModule({"main": function}))),
+        flops=_flops(function),
         bytes_moved=bytes_moved(function),
         gpu_workspace_bytes=workspace.get(Device.GPU, 0),
         cpu_workspace_bytes=workspace.get(Device.CPU, 0),
@@ -210,6 +210,15 @@ def _family(name: str, scheduled: Mapping[tuple[str, Device], Scheduled]) -> str
     """As the CPU's rule declares, since the CPU's rules distinguish more families than the GPU's."""
     made = scheduled.get((name, Device.CPU)) or scheduled.get((name, Device.GPU))
     return OTHER_FAMILY if made is None else made.family
+
+
+def _flops(function: tirx.PrimFunc) -> int:
+    """Of a cache only those of the rows that are replaced."""
+    flops = int(s_tir.analysis.estimate_tir_flops(tvm.IRModule({"main": function})))
+    if not is_appended_rows(function):
+        return flops
+    past, new, *_ = function.params
+    return flops * int(new.shape[2]) // int(past.shape[2])
 
 
 def bytes_moved(function: tirx.PrimFunc) -> int:
