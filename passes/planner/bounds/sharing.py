@@ -47,7 +47,8 @@ class SharedWindow:
 
 def shared_windows(problem: Problem) -> Iterator[SharedWindow]:
     """Those in which something may be lost."""
-    if not _has_large_copies(problem):
+    share = _largest_share(problem)
+    if share < _NEAR:
         return
     bounds = [-1, *cuts(problem), problem.kernel_count]
     spans = list(_spans(len(bounds)))
@@ -67,14 +68,15 @@ def shared_windows(problem: Problem) -> Iterator[SharedWindow]:
                     bounds[end],
                     on_gpu,
                     tuple((k, 1 - copies + lost[k]) for k in inside),
-                    copies - demand * (1 - _NEAR),
+                    copies - demand * (1 - share),
                 )
 
 
-def _has_large_copies(problem: Problem) -> bool:
+def _largest_share(problem: Problem) -> float:
+    """Of the link's bandwidth, that the largest copy has."""
     h2d_gb_s = problem.contention.h2d_gb_s
     rates = (size / (us * 1e3) for size, us in zip(problem.size_bytes, problem.h2d_us, strict=True) if us > 0)
-    return h2d_gb_s > 0 and max(rates, default=0.0) >= _NEAR * h2d_gb_s
+    return min(1.0, max(rates, default=0.0) / h2d_gb_s) if h2d_gb_s > 0 else 0.0
 
 
 def _spans(bounds: int) -> Iterator[tuple[int, int]]:
