@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import islice
 
-from hybridc.ir import Device, Graph, Role
+from hybridc.ir import Device, Graph, Kernel, Role
 from hybridc.machine import Machine
 from hybridc.passes.planner.choose_tilings import ColumnCut
 from hybridc.passes.planner.emit.materialize import PlacedPlan, materialize, repacked, without_copies
@@ -20,6 +20,7 @@ from hybridc.passes.planner.model.context import Effort, PlanningContext
 from hybridc.passes.planner.model.core import Core
 from hybridc.passes.planner.model.cost import copy_us, kernel_us
 from hybridc.passes.planner.model.decisions import Decisions
+from hybridc.passes.planner.model.order import level_order
 from hybridc.passes.planner.other_ways import CacheSetting, cache_settings
 from hybridc.passes.planner.search.policies import side_by_side_fills, streaming_fills
 
@@ -34,6 +35,8 @@ _NARROWED = (1.0, 0.99, 0.97, 0.94)
 _ANNEALING_SHARE = 0.25
 """Of the effort for a budget: the starts are near the best."""
 _SEED = 1
+_CLEARLY = 0.95
+"""Where both orders let the devices compute side by side, searches differ by a per cent or two."""
 # A GPU that has nearly nothing to do is better left out by the other ways.
 _MOST_SHARE = 0.95
 """Of columns in second parts."""
@@ -99,13 +102,11 @@ def cut_by_bandwidth(weight_bytes: Mapping[str, int], machine: Machine) -> Colum
     return ColumnCut(frozenset(chosen), cpu_gb_s / (gpu_gb_s + cpu_gb_s)) if chosen else None
 
 
-def with_heads(
-    cut: ColumnCut, weight_bytes: Mapping[str, int], graph: Graph, machine: Machine, budget_bytes: int
-) -> ColumnCut:
+def with_heads(cut: ColumnCut, weight_bytes: Mapping[str, int], graph: Graph, budget_bytes: int) -> ColumnCut:
     """The cut with heads of caches in second parts, too, as many as balance devices like the columns.
 
-    Where first parts do not fit the budget so, second parts are larger: the CPU computes as much of what does
-    not fit as it reads while the link copies the rest.
+    Where first parts do not fit the budget so, second parts are larger, so that all first ones have room. If
+    copies could bring more than the CPU reads meanwhile, the search finds what is better streamed.
     """
     heads = {graph.tensor[old].shape[_HEADS] for old, _ in graph.caches}
     if len(heads) != 1:
@@ -113,18 +114,28 @@ def with_heads(
     [count] = heads
     cache_bytes = sum(graph.tensor[old].size_bytes for old, _ in graph.caches)
     cut_bytes = sum(weight_bytes[name] for name in cut.weights)
-    read = {*cut.weights, *(new for _, new in graph.caches)}
-    reading = [kernel for kernel in graph.kernels if not read.isdisjoint(kernel.inputs)]
-    all_us = sum(kernel_us(kernel, machine, Device.CPU) for kernel in reading)
-    cpu_gb_s = (cut_bytes + cache_bytes) / all_us / 1e3
-    # copies have what the CPU leaves of the memory that both read
-    link_gb_s = max(0.0, min(machine.link.h2d_gb_s, machine.cpu.together_gb_s - cpu_gb_s))
-    missing_bytes = cut_bytes + cache_bytes - budget_bytes
-    on_cpu_bytes = missing_bytes * cpu_gb_s / (cpu_gb_s + link_gb_s)
-    share = min(max(cut.share, on_cpu_bytes / (cut_bytes + cache_bytes)), _MOST_SHARE)
+    missing_bytes = cut_bytes + cache_bytes + _other_bytes(graph, cut.weights) - budget_bytes
+    share = min(max(cut.share, missing_bytes / (cut_bytes + cache_bytes)), _MOST_SHARE)
     of_heads = round(share * count) / count
-    of_columns = (on_cpu_bytes - of_heads * cache_bytes) / cut_bytes
+    of_columns = (missing_bytes - of_heads * cache_bytes) / cut_bytes
     return replace(cut, share=min(max(cut.share, of_columns), _MOST_SHARE), heads=of_heads)
+
+
+def _other_bytes(graph: Graph, cut: Set[str]) -> int:
+    """What a GPU holds beside products and caches: other weights, as far as one kernel reads them (of a table
+    some rows, which the CPU looks up), and at any kernel what it works with."""
+    size = {tensor.name: tensor.size_bytes for tensor in graph.tensors}
+    others = {name for kernel in graph.kernels if cut.isdisjoint(kernel.inputs) for name in kernel.inputs}
+    weights = {tensor.name for tensor in graph.tensors if tensor.role is Role.WEIGHT}
+    apart = {*weights, *(name for pair in graph.caches for name in pair)}
+
+    def read_bytes(weight: str) -> int:
+        return min(size[weight], max(graph.kernels[k].bytes_moved for k in graph.consumers[weight]))
+
+    def working_bytes(kernel: Kernel) -> int:
+        return kernel.gpu_workspace_bytes + sum(size[n] for n in {*kernel.inputs, *kernel.outputs} - apart)
+
+    return sum(map(read_bytes, others & weights)) + max(map(working_bytes, graph.kernels), default=0)
 
 
 def side_by_side_plan(context: PlanningContext, budget_bytes: int) -> PlacedPlan | None:
@@ -132,18 +143,38 @@ def side_by_side_plan(context: PlanningContext, budget_bytes: int) -> PlacedPlan
 
     Requires: nothing is pinned by the user, and the context names second parts.
     """
-    settings = cache_settings(context, budget_bytes)
-    if not settings:
-        if context.graph.caches:
-            return None  # they are not those of layers one after the other
-        problem = replace(context.problem, budget_bytes=budget_bytes)
-        settings = [CacheSetting(context, problem, frozenset(), 0)]
+    context = _in_better_order(context, budget_bytes)
     best: PlacedPlan | None = None
-    for setting, start in islice(_starts(settings), _SEARCHES):
+    for setting, start in islice(_starts(_settings(context, budget_bytes)), _SEARCHES):
         found = _placed(context, setting, start, budget_bytes)
         if found is not None and (best is None or found.makespan_us < best.makespan_us):
             best = found
     return None if best is None else repacked(context, best, context.effort.packing)
+
+
+def _settings(context: PlanningContext, budget_bytes: int) -> list[CacheSetting]:
+    """With the caches of 0, 1, ... layers on the GPU; none where layers do not follow one another."""
+    if context.graph.caches:
+        return cache_settings(context, budget_bytes)
+    return [CacheSetting(context, replace(context.problem, budget_bytes=budget_bytes), frozenset(), 0)]
+
+
+def _in_better_order(context: PlanningContext, budget_bytes: int) -> PlanningContext:
+    """With kernels level by level, where without a search that is clearly better than an order that needs
+    few bytes: one in which a device has to wait for the other's part."""
+    levels = replace(context, order=level_order(context.graph))
+    own_us, levels_us = (_least_start_us(each, budget_bytes) for each in (context, levels))
+    return levels if levels_us < _CLEARLY * own_us else context
+
+
+def _least_start_us(context: PlanningContext, budget_bytes: int) -> float:
+    times_us = (
+        Core(setting.problem).makespan_us(start)
+        for setting in _settings(context, budget_bytes)
+        if setting.problem.budget_bytes >= 0
+        for start in side_by_side_fills(setting.problem)
+    )
+    return min(times_us, default=math.inf)
 
 
 def _starts(settings: Sequence[CacheSetting]) -> Iterator[tuple[CacheSetting, Decisions]]:

@@ -137,7 +137,7 @@ def _cut(c: GraphedNetwork, weight_bytes: Mapping[str, int]) -> ColumnCut | None
         cut = cut_by_bandwidth(weight_bytes, c.machine)
     else:
         return None
-    return cut if cut is None else with_heads(cut, weight_bytes, c.graph, c.machine, largest_bytes)
+    return cut if cut is None else with_heads(cut, weight_bytes, c.graph, largest_bytes)
 
 
 def _is_best_on_cpu(c: GraphedNetwork, whole: Tiling) -> bool:

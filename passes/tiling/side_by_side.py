@@ -11,6 +11,7 @@ linear layers: Shoeybi et al., "Megatron-LM", 2019, there between equal devices.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,8 @@ from hybridc.passes.tiling.working_set import size_bytes
 
 _STEP = 64
 """Columns that a GPU's kernels compute together: parts are multiples of it, and of the weight's panels."""
+_MOST_SIZES = 8
+"""Of products, up to which all ways to round their second parts up or down are looked at."""
 # A link's latency is some microseconds, in which a GPU reads a megabyte.
 _LEAST_BYTES = 1 << 20
 """Of the weights of a product that is cut."""
@@ -56,11 +59,15 @@ class LargeProduct:
     """Its name, or that of its largest part."""
     weight_bytes: int
 
-    def cut(self, share: float) -> int:
-        """Where the second part begins, which has about this share of the columns."""
+    @property
+    def step(self) -> int:
+        """Columns of which a second part has a multiple."""
         step = math.lcm(self.panel, _STEP)
-        step = step if self.columns >= 8 * step else self.panel
-        return self.columns - round(share * self.columns / step) * step
+        return step if self.columns >= 8 * step else self.panel
+
+    def second_bytes(self, begin: int) -> float:
+        """Of the weights of a second part that begins with this column."""
+        return self.weight_bytes * (1 - begin / self.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +112,7 @@ def _product(program: Program, var: relax.Var, operation: Operation) -> LargePro
 def side_by_side(
     program: Program, products: Sequence[LargeProduct], share: float, heads: float = 0.0
 ) -> SideBySide | None:
-    """With these products in two parts, the second one with about this share of the columns.
+    """With these products in two parts, the second ones with this share of the weights or little more.
 
     `heads` is the share of the heads of caches, where these are cut, too. Requires: `program` canonical,
     nothing of it tiled. Ensures: the same results up to rounding, inputs and outputs as they were, but for
@@ -137,13 +144,13 @@ def _tiled(
 ) -> dict[relax.Var, TiledTensor]:
     """What is cut by heads, the other products, and the element-wise operators behind them that can be cut
     like them."""
-    wanted = {product.result: product for product in products}
+    wanted = _cuts(products, share, heads)
     found = dict(heads)
     for var, operation in facts.operations.items():
         if var in heads:
             continue
         if var in wanted:
-            tile = TiledTensor(wanted[var].axis, (0, wanted[var].cut(share), wanted[var].columns))
+            tile = wanted[var]
         elif operation is not None and has_fact(operation.call, Fact.ELEMENTWISE):
             like = [found[operand] for operand in operation.operands if operand in found]
             if not like:
@@ -154,6 +161,37 @@ def _tiled(
         if 0 < tile.cuts[1] < tile.cuts[2] and cut_alike(operation, tile, found):
             found[var] = tile
     return found
+
+
+def _cuts(products: Sequence[LargeProduct], share: float, heads: TiledTensors) -> TiledTensors:
+    """Where products begin their second parts: alike where they are of one size, so that they have one
+    function, and together with those that are cut by heads with so much of the weights or little more."""
+    wanted_bytes, sizes = 0.0, dict[tuple[int, int, int], list[LargeProduct]]()
+    for product in products:
+        wanted_bytes += share * product.weight_bytes
+        if product.result in heads:
+            wanted_bytes -= product.second_bytes(heads[product.result].cuts[1])
+        else:
+            sizes.setdefault((product.columns, product.step, product.weight_bytes), []).append(product)
+    left_bytes = sum(each.weight_bytes for alike in sizes.values() for each in alike)
+    of_each = min(max(wanted_bytes / left_bytes, 0.0), 1.0) if left_bytes else 0.0
+    ways: list[Sequence[int]] = []
+    for columns, step, _ in sizes:
+        steps = of_each * columns / step
+        counts = (math.floor(steps), math.ceil(steps)) if round(steps) else (0,)
+        ways.append([columns - n * step for n in (counts if len(sizes) <= _MOST_SIZES else counts[-1:])])
+
+    def bytes_of(begins: Sequence[int]) -> float:
+        parts = zip(sizes.values(), begins, strict=True)
+        return sum(each.second_bytes(begin) for alike, begin in parts for each in alike)
+
+    enough = [begins for begins in itertools.product(*ways) if bytes_of(begins) >= wanted_bytes]
+    begins = min(enough or [tuple(way[-1] for way in ways)], key=bytes_of)
+    return {
+        each.result: TiledTensor(each.axis, (0, begin, each.columns))
+        for alike, begin in zip(sizes.values(), begins, strict=True)
+        for each in alike
+    }
 
 
 # ------------------------------------------------------------------------------ what the parts read

@@ -120,29 +120,27 @@ def with_caches(heads: int = 4, cache_bytes: int = 6000) -> Graph:
 
 def test_heads_are_divided_like_columns_where_first_parts_fit(machine: Machine) -> None:
     cut = cut_by_bandwidth(products(), machine)
-    assert cut is not None and with_heads(cut, products(), whole(), machine, 1 << 30) == cut  # no caches
-    found = with_heads(cut, products(), with_caches(heads=3), machine, 1 << 30)
+    assert cut is not None and with_heads(cut, products(), whole(), 1 << 30) == cut  # no caches
+    found = with_heads(cut, products(), with_caches(heads=3), 1 << 30)
     assert found.heads == pytest.approx(1 / 3) and found.share == cut.share
-    found = with_heads(cut, products(), with_caches(heads=4), machine, 1 << 30)
+    found = with_heads(cut, products(), with_caches(heads=4), 1 << 30)
     assert found.heads == 0.25 and found.share == cut.share
 
 
 def test_second_parts_grow_with_what_does_not_fit(machine: Machine) -> None:
-    """The CPU computes of it as much as it reads while the link copies the rest."""
+    """First parts have room then, beside what else a GPU holds."""
     cut = cut_by_bandwidth(products(), machine)
     assert cut is not None
     graph, all_bytes = with_caches(), LAYERS * (WEIGHT + 6000)
     shares = []
-    for budget_bytes in (all_bytes, all_bytes // 2, all_bytes // 4, 0):
-        found = with_heads(cut, products(), graph, machine, budget_bytes)
-        second_bytes = LAYERS * (found.share * WEIGHT + found.heads * 6000)
-        assert second_bytes <= max(all_bytes - budget_bytes, (cut.share + 0.25) * all_bytes)
+    for budget_bytes in (2 * all_bytes, all_bytes // 2, all_bytes // 4, 0):
+        found = with_heads(cut, products(), graph, budget_bytes)
+        first_bytes = LAYERS * ((1 - found.share) * WEIGHT + (1 - found.heads) * 6000)
+        others = 16 * ROWS
+        if 0 < budget_bytes < all_bytes:
+            assert budget_bytes - others <= first_bytes <= budget_bytes
         shares.append(found.share)
     assert shares == sorted(shares) and shares[-1] > shares[0] and shares[-1] <= 0.95
-    slow = replace(machine, link=replace(machine.link, h2d_gb_s=1e-6))
-    found = with_heads(cut, products(), graph, slow, all_bytes // 4)
-    second_bytes = LAYERS * (found.share * WEIGHT + found.heads * 6000)
-    assert second_bytes == pytest.approx(0.75 * all_bytes, rel=1e-3)  # nothing is worth copying
 
 
 def test_what_only_second_parts_read_is_meant_for_the_cpu() -> None:

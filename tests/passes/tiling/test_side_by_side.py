@@ -126,3 +126,26 @@ def test_small_weights_and_products_of_two_activations_are_left_whole(monkeypatc
     assert (product.result.name, product.columns, product.weight_bytes) == ("product", 16, 4 * 8 * 16)
     monkeypatch.setattr(module, "_LEAST_BYTES", 1 << 20)
     assert large_products(before) == []
+
+
+@random_examples(60)
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=6),
+    st.floats(0.1, 0.9),
+)
+def test_second_parts_have_the_share_or_little_more(sizes: list[tuple[int, int, int]], share: float) -> None:
+    """Of all weights: what one product is rounded down another one is rounded up."""
+    shapes = [(8 * depth, 16 * columns) for columns, depth, count in sizes for _ in range(count)]
+    products = [
+        module.LargeProduct(relax.Var(f"v{n}"), 1, columns, 1, f"w{n}", 4 * depth * columns)
+        for n, (depth, columns) in enumerate(shapes)
+    ]
+    cuts = module._cuts(products, share, {})
+    total = sum(product.weight_bytes for product in products)
+    second = sum(product.second_bytes(cuts[product.result].cuts[1]) for product in products)
+    alike = {(p.columns, p.step, p.weight_bytes): 0 for p in products}
+    for p in products:
+        alike[p.columns, p.step, p.weight_bytes] += p.weight_bytes * p.step // p.columns
+    assert share * total <= second * (1 + 1e-9) <= share * total + max(alike.values())
+    by_size = {(p.columns, p.weight_bytes): cuts[p.result].cuts for p in products}
+    assert all(cuts[p.result].cuts == by_size[p.columns, p.weight_bytes] for p in products)
