@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import pytest
-from tvm import tirx
+from tvm import te, tirx
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from hybridc.appended_rows import appended_integer_rows, appended_rows
 from hybridc.ir import Device, Graph, Role
 from hybridc.ir.graph import FAMILIES, OTHER_FAMILY
 from hybridc.ir.plan import align
+from hybridc.passes import read_graph as module
 from hybridc.passes.fuse.fuse import fuse
 from hybridc.passes.read_graph import read_graph
 from hybridc.schedules.rule import Request, Scheduled, schedule_rule
@@ -220,3 +222,22 @@ def test_bytes_that_a_kernel_reads_by_a_view_as_well_count_once():
     first, kernel = graph_of(Views, {"w": drawn(0, 8, 8)}).kernels
     assert kernel.inputs == 2 * first.outputs
     assert kernel.bytes_moved == 4 * (4 * 8 + 8 * 8)
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_new_rows_of_a_cache_cost_no_more_in_a_longer_one(rounds: bool) -> None:
+    def flops(positions: int) -> int:
+        shapes = {
+            "past": (1, 2, positions, 36 if rounds else 32),
+            "new": (1, 2, 3, 32),
+            "before": (1, 1, 1, 1),
+        }
+        dtypes = {"past": "int8" if rounds else "float32", "new": "float32", "before": "int64"}
+        given = [te.placeholder(shape, dtypes[name], name) for name, shape in shapes.items()]
+        rows = appended_integer_rows if rounds else appended_rows
+        return module._flops(te.create_prim_func([*given, rows(*given)]))
+
+    few, many = flops(64), flops(6400)
+    assert many <= few
+    if rounds:
+        assert few > 0
