@@ -148,7 +148,9 @@ class _Walk:
                 self.statement(part, loops)
         elif isinstance(statement, tirx.For):
             is_vector = statement.kind == tirx.ForKind.VECTORIZED
-            loop = _Loop(statement.loop_var, int(statement.extent), is_vector, _exchanges(statement.body))
+            loop = _Loop(
+                statement.loop_var, _most_turns(statement.extent), is_vector, _exchanges(statement.body)
+            )
             self.statement(statement.body, (*loops, loop) if loop.extent > 1 else loops)
         elif isinstance(statement, tirx.IfThenElse):
             self.statement(statement.then_case, loops)
@@ -329,6 +331,11 @@ def _unrolled(loops: tuple[_Loop, ...]) -> int:
             break
         count += 1
     return count
+
+
+def _most_turns(extent: ir.Expr) -> int:
+    """Of a loop that a run may end earlier: its extent is the lesser of two then, and the second is known."""
+    return int(extent.b if isinstance(extent, tirx.Min) else extent)
 
 
 def _exchanges(body: Any) -> bool:

@@ -74,13 +74,19 @@ def _colon(text: str) -> int:
 
 
 def compiled(expressions: list[str], architecture: str) -> dict[str, Kernel]:
+    return compiled_source(
+        "".join(
+            TEMPLATE.format(number=number, expression=text, limit=LIMIT)
+            for number, text in enumerate(expressions)
+        ),
+        architecture,
+    )
+
+
+def compiled_source(source: str, architecture: str) -> dict[str, Kernel]:
     pytest.importorskip("cuda.bindings.nvrtc")
     from hybridc.codegen.cuda import compile_cubin
 
-    source = "".join(
-        TEMPLATE.format(number=number, expression=text, limit=LIMIT)
-        for number, text in enumerate(expressions)
-    )
     try:
         return kernels_of(compile_cubin(source, architecture))
     except DeviceError as error:
@@ -106,3 +112,22 @@ def test_addresses_are_those_of_the_source(architecture: str) -> None:
         expected = in_numpy(text)(x=x, y=y, z=z, n=77) % LIMIT * 4
         base = 2 << 40  # the second buffer
         assert (stores[0] - base == expected).all(), f"{text}\n{launch.kernel.code}"
+
+
+@pytest.mark.parametrize(
+    ("condition", "turns"), [("<= -1e38f", 0), ("> -1e38f", 7), (">= 0.5f", 0), ("< 2.f", 7)]
+)
+def test_loops_end_where_zeros_would_end_them(condition: str, turns: int) -> None:
+    """What is loaded counts as zero."""
+    source = f"""
+extern "C" __global__ void kernel(const float *a, float *b, int n) {{
+    const int end = a[threadIdx.x] {condition} ? n : 0;
+    for (int i = 0; i < end; ++i) b[threadIdx.x + 32 * i] = 1.f;
+}}"""
+    launch = call(
+        compiled_source(source, "sm_86")["kernel"], (1, 1, 1), (32, 1, 1), [Buffer(128), Buffer(LIMIT), 7]
+    )
+    run = Interpreter(launch.kernel.code, launch.launch, [(0, 0, 0)]).run()
+    stored = [s.active for s in run if s.instruction.opcode == "STG"]
+    count = sum(32 if active is None else int(active.sum()) for active in stored)
+    assert count == 32 * turns

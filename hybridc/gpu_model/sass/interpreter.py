@@ -1,7 +1,8 @@
 """Executes the integer part of a kernel for many threads side by side, to learn which addresses it accesses.
 
 Floating-point values are never computed and memory is never read: what is loaded counts as 0, and a condition
-on it as false. So addresses and loops must not depend on data, as those of dense kernels do not.
+on it as false, unless it compares a number with a constant. So addresses and loops must not depend on data,
+as those of dense kernels do not, or only on whether zeros are large or small.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from hybridc.gpu_model.sass.integers import (
 from hybridc.gpu_model.sass.operands import Operands, Read, is_predicate, is_wide
 
 Action = Callable[[], None]
+_REGISTER, _NUMBER = re.compile(r"U?R(\d+|Z)"), re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 
 
 def _parts(instruction: Instruction, operands: Operands) -> tuple[str, list[str], list[Read], list[Read]]:
@@ -156,6 +157,29 @@ def _compare(instruction: Instruction, operands: Operands) -> Action:
     return act
 
 
+def _compare_floats(instruction: Instruction, operands: Operands) -> Action:
+    """Of a register with a constant, as loops end where what was loaded says so; any other is false."""
+    first, second, *texts = instruction.operands[:4]
+    relation, before = instruction.modifiers[0].removesuffix("U"), operands.predicate(instruction.operands[4])
+    if not _REGISTER.fullmatch(texts[0]) or not _NUMBER.fullmatch(texts[1]) or relation not in COMPARISONS:
+        return lambda: _put_false(operands, first, second)
+    word, constant = operands.word(texts[0]), np.float32(float(texts[1]))
+    connect = CONNECTIVES[next((m for m in instruction.modifiers if m in CONNECTIVES), "AND")]
+
+    def act() -> None:
+        number = np.asarray(word() & MASK).astype(np.uint32).view(np.float32)
+        holds = np.asarray(COMPARISONS[relation](number, constant))
+        operands.put(first, connect(holds, before()))
+        operands.put(second, connect(~holds, before()))
+
+    return act
+
+
+def _put_false(operands: Operands, *results: str) -> None:
+    for result in results:
+        operands.put(result, np.bool_(False))
+
+
 def _choose(instruction: Instruction, operands: Operands) -> Action:
     a, b = operands.word(instruction.operands[1]), operands.word(instruction.operands[2])
     condition = operands.predicate(instruction.operands[3])
@@ -217,7 +241,7 @@ def _unpack_predicates(instruction: Instruction, operands: Operands) -> Action:
 
 def _half_constant(instruction: Instruction, operands: Operands) -> Action:
     """HFMA2 of zeros and two constants moves a word; any other result no address depends on."""
-    constants = [o for o in instruction.operands[1:] if re.fullmatch(r"-?\d+(\.\d+)?(e[+-]?\d+)?", o)]
+    constants = [o for o in instruction.operands[1:] if _NUMBER.fullmatch(o)]
     if len(constants) != 2:
         return lambda: operands.put(instruction.operands[0], 0)
     high, low = (int(np.float16(float(o)).view(np.uint16)) for o in constants)
@@ -235,6 +259,7 @@ OPERATIONS: dict[str, Callable[[Instruction, Operands], Action]] = {
     "PLOP3": _predicate_logic,
     "SHF": _shift,
     "ISETP": _compare,
+    "FSETP": _compare_floats,
     "SEL": _choose,
     "FSEL": _choose,
     "IMNMX": _least,

@@ -12,6 +12,7 @@ from hybridc.schedules.cpu.core.attention import AttentionBlocks
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div
 from hybridc.schedules.cuda.attention.few_queries import MOST_ROWS
 from hybridc.schedules.cuda.attention.read import read_stored_attention
+from hybridc.schedules.cuda.attention.seen_keys import tiles_of_seen_keys
 from hybridc.schedules.cuda.attention.weights import LOWEST
 from hybridc.schedules.cuda.core.kernel import (
     KernelBuilder,
@@ -178,12 +179,16 @@ class _Kernel:
             zero = tirx.const(0, "float32")
             return sequence([tirx.BufferStore(peak, LOWEST, [row]), tirx.BufferStore(total, zero, [row])])
 
+        flat = Threads(thread.block, thread.y * integer(ACROSS) + thread.x, integer(0))
+        block = batch, first, self.rows * DOWN
+        looking, tiles = tiles_of_seen_keys(builder, found, block, self.keys, flat, ACROSS * DOWN)
         return sequence(
             [
+                *looking,
                 _staged(thread, queries, self.rows * DOWN, found.depth, pitch, query),
                 unrolled(self.rows, start),
                 unrolled(int(sums.shape[0]), lambda i: tirx.BufferStore(sums, tirx.const(0, "float32"), [i])),
-                loop(ceil_div(found.columns, self.keys), tile),
+                loop(tiles, tile),
                 *self._results(thread, batch, first, total, sums),
             ]
         )

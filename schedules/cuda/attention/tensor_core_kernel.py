@@ -23,6 +23,7 @@ from tvm import ir, tirx
 from hybridc.schedules.cpu.core.micro_kernel import ceil_div
 from hybridc.schedules.cuda.attention.operands import keys_operand, values_operand
 from hybridc.schedules.cuda.attention.read import StoredAttention
+from hybridc.schedules.cuda.attention.seen_keys import tiles_of_seen_keys
 from hybridc.schedules.cuda.attention.weights import LOWEST, Weights
 from hybridc.schedules.cuda.core.copies import awaited, committed
 from hybridc.schedules.cuda.core.kernel import (
@@ -105,6 +106,7 @@ class _Block:
         self, attention: StoredAttention, dtype: str, way: Way, builder: KernelBuilder, thread: Threads
     ) -> None:
         self.found, self.dtype, self.way, self.thread = attention.blocks, dtype, way, thread.x
+        self.builder, self.threads = builder, thread
         found, warp = self.found, tirx.floordiv(thread.x, integer(WARP))
         self.depth, self.width = (ceil_div(e, STEP) * STEP for e in (found.depth, found.width))
         row_tiles = integer(ceil_div(found.rows, way.rows))
@@ -145,20 +147,34 @@ class _Block:
             self.partial = builder.shared((slots * (self.width + PAD),), _FLOAT, "partial")
 
     def body(self) -> tirx.Stmt:
-        tiles = ceil_div(self.found.columns, self.way.tile)
+        looking, tiles = self._tiles()
 
         def turn(number: ir.Expr) -> tirx.Stmt:
-            return sequence([*self._arrival(number, tiles), *self._multiplied(number)])
+            # a loop of as many turns would have numbers that follow from data, and every access checked
+            body = sequence([*self._arrival(number, tiles), *self._multiplied(number)])
+            return body if isinstance(tiles, int) else when(number < tiles, body)
 
         return sequence(
             [
+                *looking,
+                # what it shares may lie where `_cleared` writes
+                *([barrier()] if looking else []),
                 *self._cleared(),
                 self._load_queries(),
                 *self._start(),
-                loop(tiles, turn),
+                loop(ceil_div(self.found.columns, self.way.tile), turn),
                 *(self._added_up() if self.way.across > 1 else []),
                 self._results(),
             ]
+        )
+
+    def _tiles(self) -> tuple[list[tirx.Stmt], int | ir.Expr]:
+        """Of keys that the block's queries see, and what finds how many these are."""
+        row_tiles = integer(ceil_div(self.found.rows, self.way.rows))
+        first = tirx.floormod(self.threads.block, row_tiles) * integer(self.way.rows)
+        block = self.batch, first, self.way.rows
+        return tiles_of_seen_keys(
+            self.builder, self.found, block, self.way.tile, self.threads, self.way.threads
         )
 
     # ------------------------------------------------------------------------------ from global memory
@@ -203,7 +219,7 @@ class _Block:
         """Begin to copy the first tile."""
         return [*self._copies(integer(0), integer(0)), committed()] if any(self.copied) else []
 
-    def _arrival(self, number: ir.Expr, tiles: int) -> list[tirx.Stmt]:
+    def _arrival(self, number: ir.Expr, tiles: int | ir.Expr) -> list[tirx.Stmt]:
         """Bring a tile to shared memory, or wait for it and begin to copy the next one."""
         loads = [
             operand.load(loaded, *self._place(operand, number), self.thread)
@@ -215,10 +231,10 @@ class _Block:
         stage = tirx.floormod(number, integer(2))
         # what is filled was read in the turn before, which all have left behind the barrier
         statements = [*loads, *self._stores(stage), awaited(0), barrier()]
-        if tiles > 1:
+        if not isinstance(tiles, int) or tiles > 1:
             following = number + integer(1)
             copies = sequence(self._copies(following, integer(1) - stage))
-            statements += [tirx.IfThenElse(following < integer(tiles), copies, None), committed()]
+            statements += [tirx.IfThenElse(following < tiles, copies, None), committed()]
         return statements
 
     def _copies(self, number: ir.Expr, stage: ir.Expr) -> list[tirx.Stmt]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -136,6 +137,15 @@ def drawn_of_one_tensor(
 
 def _numpy(dtype: str) -> np.dtype:
     return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+def spoilt_behind(case: Case, end: int) -> Case:
+    """The same with keys and values that are not numbers from a position on: where they are read the result
+    is none either."""
+    inputs = [array.copy() for array in case.inputs]
+    for array in inputs[1:3]:
+        array[:, end:] = np.nan
+    return replace(case, inputs=inputs)
 
 
 def _mask(

@@ -21,7 +21,7 @@ from hybridc.schedules.cuda.attention.few_queries_kernel import few_queries_kern
 from hybridc.schedules.cuda.attention.read import read_stored_attention
 from hybridc.schedules.cuda.core.launch import cuda_target, finish_function, lowered_for_gpu
 from hybridc.schedules.rule import Request
-from tests.schedules.cuda.attention.cases import MASKS, drawn, drawn_of_one_tensor
+from tests.schedules.cuda.attention.cases import MASKS, drawn, drawn_of_one_tensor, spoilt_behind
 from tests.schedules.cuda.harness import (
     TARGET,
     Case,
@@ -52,6 +52,22 @@ def test_attention_of_drawn_sizes() -> None:
     cases["mixed"] = drawn(generator, (1, 18, 19, 2), 32, 40, "keys", TILES, {1: "float16", 3: "float16"})
     cases["cache"] = drawn(generator, (1, 18, 40, 2), 64, 64, "keys", TILES, {1: "float16", 2: "float16"})
     check(cases)
+
+
+def test_keys_that_no_query_of_a_block_sees_are_not_read() -> None:
+    """A cache with room, a prompt, and a query that sees nothing, to which all keys weigh the same."""
+    generator = np.random.default_rng(6)
+    sizes = 2, 40, 397, 2
+    check(
+        {
+            "cache": spoilt_behind(drawn(generator, sizes, 32, 36, "cache", TILES), 224),
+            "causal": spoilt_behind(drawn(generator, sizes, 32, 32, "causal", TILES), 64),
+            "window": drawn(generator, sizes, 32, 32, "late", TILES),
+            "unseen": drawn(generator, sizes, 32, 32, "unseen", TILES),
+            "shared": spoilt_behind(drawn(generator, (1, 24, 300, 4), 32, 32, "cache", TILES, shared=2), 160),
+        },
+        (ThreadOrder.FORWARD, ThreadOrder.WARPS, ThreadOrder.SHUFFLED),
+    )
 
 
 def test_heads_of_one_tensor() -> None:
@@ -209,3 +225,16 @@ def test_rows_without_a_key_are_zero() -> None:
 def test_other_sizes_are_left_to_others(depth: int, width: int) -> None:
     case = drawn(np.random.default_rng(0), (1, 16, 8, 1), depth, width, "none", None)
     assert attention(Request(case.function, frozenset(), TARGET)) is None
+
+
+def test_times_are_those_of_all_keys_though_a_mask_may_hide_some() -> None:
+    """What a run hides is not known before, and looking for it costs little."""
+    generator = np.random.default_rng(8)
+
+    def arithmetic(mask: str) -> float:
+        case = drawn(generator, (1, 64, 512, 2), 64, 64, mask, TILES)
+        lowered = lowered_for_gpu(scheduled_for_gpu(case.function).function, cuda_target(TARGET))
+        [work] = work_of_function(lowered)
+        return work.instructions
+
+    assert arithmetic("none") <= arithmetic("causal") <= 1.2 * arithmetic("none")

@@ -27,7 +27,7 @@ from hybridc.schedules.cuda.core.launch import cuda_target, lowered_for_gpu
 from hybridc.schedules.rule import Request
 from hybridc.schedules.select import schedule
 from hybridc.targets import parse_target
-from tests.schedules.cuda.attention.cases import MASKS, drawn, drawn_of_one_tensor
+from tests.schedules.cuda.attention.cases import MASKS, drawn, drawn_of_one_tensor, spoilt_behind
 from tests.schedules.cuda.harness import TARGET, Case, check, library_of, scheduled_for_gpu, wrong_cases
 
 RULE = "tensor_core_attention"
@@ -72,6 +72,18 @@ def cases() -> dict[str, Case]:
         dtype = ("float16", "bfloat16")[rows % 2]
         found[f"one_tensor_{rows}"] = drawn_of_one_tensor(generator, (2, rows, 4), 40, RULE, dtype, shared=2)
     return found
+
+
+def test_keys_that_no_query_of_a_block_sees_are_not_read() -> None:
+    generator, found = np.random.default_rng(6), {}
+    for number in range(len(WAYS)):
+        sizes = 1, 40 + number, 397, 2
+        for mask, end in (("cache", 256), ("causal", 128)):
+            case = drawn(generator, sizes, 32, 40, mask, RULE, "float16")
+            found[f"{mask}_{number}"] = spoilt_behind(case, end)
+        for mask in ("late", "unseen"):
+            found[f"{mask}_{number}"] = drawn(generator, sizes, 32, 40, mask, RULE, "bfloat16")
+    check(found, (ThreadOrder.FORWARD, ThreadOrder.WARPS, ThreadOrder.SHUFFLED))
 
 
 def test_attention_is_that_of_float64() -> None:
