@@ -13,12 +13,14 @@ import pytest
 
 import hybridc
 from hybridc import emulator
+from hybridc.appended_rows import SCALE_BYTES
 from hybridc.bundle import write_bundle
 from hybridc.passes.tiling import side_by_side
 from hybridc.runtime import load
 from tests.bundle.conftest import EMULATED_BYTES, drawn, gpu_environment, outputs_of, run_bundle, seal
 from tests.support.artifacts import SHAPE, model_in_parts
 from tests.support.decoders import CONTEXT, llama
+from tests.support.integer_rows import rows_of
 from tests.support.machines import SLOW_MEMORIES
 
 
@@ -73,7 +75,10 @@ def test_damaged_parts_are_refused(
 
 
 @pytest.mark.isa("avx2")
-def test_a_decoder_with_heads_on_both_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kv_cache", [None, "int8"])
+def test_a_decoder_with_heads_on_both_devices(
+    kv_cache: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Over some steps, in which what one has left in the caches is fed to the next."""
     artifact = tmp_path / "decoder.hyb"
     monkeypatch.setattr(side_by_side, "_LEAST_BYTES", 1)
@@ -86,17 +91,22 @@ def test_a_decoder_with_heads_on_both_devices(tmp_path: Path, monkeypatch: pytes
         gpu_memory="60%",
         machine=SLOW_MEMORIES,
         plan_seconds=0.1,
+        kv_cache=kv_cache,
     )
     assert compiled.graphs[0].parts
+
+    def cache(*shape: int) -> np.ndarray:
+        if kv_cache is None:
+            return random.standard_normal(shape).astype(np.float32)
+        return rows_of(random.standard_normal((*shape[:-1], shape[-1] - SCALE_BYTES)).astype(np.float32))
+
     bundle = write_bundle(artifact, tmp_path / "bundle").path
     environment, random = gpu_environment(artifact, tmp_path), np.random.default_rng(0)
     emulator.start(EMULATED_BYTES)
     with load(artifact) as session:
         names = [node.name for node in session.get_outputs()]
         caches = {
-            node.name: random.standard_normal(node.shape).astype(np.float32)
-            for node in session.get_inputs()
-            if node.name.startswith("past")
+            node.name: cache(*node.shape) for node in session.get_inputs() if node.name.startswith("past")
         }
         for step in range(3):
             mask = (np.arange(CONTEXT) < 8 + step).astype(np.int64).reshape(1, -1)
