@@ -33,7 +33,7 @@ from hybridc.passes.buckets import (
     with_shared_effort,
 )
 from hybridc.passes.fuse.fuse import refused_operators
-from hybridc.passes.import_model import import_model, loaded, loaded_file, open_dimensions_of
+from hybridc.passes.import_model import import_model, loaded, loaded_file, open_dimensions_of, sized
 from hybridc.passes.instruction_sets import beside, together
 from hybridc.passes.pipeline import run_stages
 from hybridc.passes.planner.watch import Standing, Watch
@@ -73,6 +73,7 @@ def _compile(
     watch = Stopwatch(progress)
     with watch("import"):
         model = loaded(source, options)
+    options = sized(options, model)
     dimensions = open_dimensions_of(model, options)
     buckets = buckets_of(dimensions)
     targets = options.target.of_each if path is not None else (options.target,)
@@ -139,6 +140,7 @@ def check_model(source: str | Path, options: CompileOptions) -> tuple[ModelError
         model = loaded_file(source, options)
     except ModelError as error:
         return (error,)
+    options = sized(options, model)
     dimensions = open_dimensions_of(model, options)
     *_, largest = buckets_of(dimensions)
     refused = find_refusals(
@@ -184,6 +186,7 @@ def plan_model(
         check_bound_seconds(bound_seconds, options.target)
     progress = progress or NullProgress()
     model = loaded(source, options)
+    options = sized(options, model)
     dimensions = open_dimensions_of(model, options)
     buckets = buckets_of(dimensions)
     options = with_shared_effort(options, len(buckets))

@@ -43,6 +43,9 @@ class PlanKeywords(TypedDict, total=False):
     dims: Mapping[str, GivenSize] | None
     """Sizes of named dimensions. What stays open has several, here as in shapes: `"1..32"`, with bounds of
     buckets `"1..32:8,32"`, or the sizes that there are, `[64, 128]`."""
+    context: int | None
+    """Positions that a decoder's cache has room for, which decides the sizes of its open dimensions: one
+    sequence, and 1, 32 or 256 new tokens of a run, unless `dims` says otherwise."""
     values: Mapping[str, np.ndarray] | None
     """Inputs that become constants: what shapes, axes or paddings are computed from. The artifact has no such
     inputs."""

@@ -432,6 +432,9 @@ class CompileOptions:
     """Of PRECISIONS; where errors stay within the tolerance."""
     rounding_error: float = ROUNDING_ERROR
     """How much rounding to fp16 or bf16 may change a kernel's result, as a fraction of it."""
+    context: int | None = None
+    """Positions that a decoder's cache has room for, of which the sizes of its dimensions follow; None: these
+    are given."""
     kv_cache: str | None = None
     """Of KV_CACHES, in which the keys and values of a decoder are stored; None: as in the model."""
     last_logits: bool = False
@@ -504,6 +507,11 @@ class CompileOptions:
             if not _is_dimension(most) or isinstance(most, Sizes) or not most:
                 what = f"invalid bound {most!r} of loop {name!r}"
                 raise UsageError("HC512", what, remedy="give 1 trip, or more")
+        if self.context is not None and (
+            not _is_dimension(self.context) or isinstance(self.context, Sizes) or not self.context
+        ):
+            what = f"invalid context {self.context!r}"
+            raise UsageError("HC512", what, remedy="give 1 position, or more")
         if self.threads is not None:
             check_threads(self.threads)
         for target in self.target.of_each:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybridc.compile_cache import Cache, NoCache
 from hybridc.frontend import ImportedModel, load_model, read_model
+from hybridc.frontend.inputs.cache_lengths import decoder_dimensions
 from hybridc.frontend.inputs.last_logits import with_last_logits
 from hybridc.frontend.ranges.opening import Dimension, open_dimensions
 from hybridc.options import CompileOptions
@@ -15,7 +17,7 @@ from hybridc.passes.phases import ImportedNetwork, Job
 from hybridc.passes.precision.stored_caches import with_stored_caches
 from hybridc.passes.precision.wide_program import NarrowTensors
 from hybridc.passes.program.program import Program
-from hybridc.sizes import Bucket
+from hybridc.sizes import Bucket, sizes_of
 
 if TYPE_CHECKING:
     import onnx
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
     from hybridc.frontend.reader import Source
 
     Model = str | Path | bytes | onnx.ModelProto | Loaded | ImportedModel
+
+_NEW_TOKENS = (1, 32, 256)
+"""Of a run of a decoder whose context alone is given: a step, and parts in which a prompt is read. Each is a
+plan of its own, which takes its time to make."""
 
 
 def import_model(
@@ -90,6 +96,20 @@ def loaded_file(source: Source, options: CompileOptions) -> Loaded:
     """
     model = load_model(source)
     return with_last_logits(model) if options.last_logits else model
+
+
+def sized(options: CompileOptions, model: Loaded | ImportedModel) -> CompileOptions:
+    """The options with the sizes that follow from `options.context`.
+
+    Raises UsageError HC539 if the model is no decoder whose context can be chosen.
+    """
+    if options.context is None or isinstance(model, ImportedModel):
+        return options
+    given, context = dict(options.dims), options.context
+    new = sizes_of([n for n in _NEW_TOKENS if n <= context])
+    assert new is not None
+    found = decoder_dimensions(model).sizes(context, new, given)
+    return replace(options, dims=tuple({**found, **given}.items()))
 
 
 def open_dimensions_of(model: Loaded | ImportedModel, options: CompileOptions) -> tuple[Dimension, ...]:

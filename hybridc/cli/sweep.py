@@ -28,7 +28,7 @@ _POINTS = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL.onnx", help="the model")
-    add_compile_options(parser)
+    add_compile_options(parser, context=False)
     add_no_weights(parser)
     parser.add_argument(
         "--gpu-memory",
@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--context",
+        dest="contexts",
         type=_parse_contexts,
         metavar="512,2048",
         help="of a decoder: compare these numbers of positions that its cache has room for, within each of a"
@@ -60,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     existing_model(arguments.model)
     _check_output(arguments.output)
-    if arguments.context is not None:
+    if arguments.contexts is not None:
         return _compare_contexts(arguments)
     wanted = arguments.gpu_memory or _parse_range("10%..100%")
     options = compile_options(arguments, gpu_memory=_budgets(wanted, arguments.points))
@@ -97,18 +98,24 @@ def _compare_contexts(arguments: argparse.Namespace) -> int:
         raise UsageError("HC500", "--context requires --gpu-memory where the target has a GPU", remedy=remedy)
     with lasting_imports():
         from hybridc.compiler import plan_model
-        from hybridc.frontend.inputs.cache_lengths import context_sizes
+        from hybridc.frontend.inputs.cache_lengths import decoder_dimensions
+        from hybridc.passes.import_model import loaded_file
         from hybridc.report.contexts import context_row, contexts_to_json, render_contexts
 
-    sizes = context_sizes(arguments.model, dict(options.dims))
+    given = dict(options.dims)
+    dimensions = decoder_dimensions(loaded_file(arguments.model, options))
+    new = given.get(dimensions.new, 1)
+    if not isinstance(new, int):
+        what = f"a context is planned for one number of new tokens, not for {new}"
+        raise UsageError("HC512", what, remedy=f"give one size, for example --dim {dimensions.new}=1")
     rows = []
     with terminal_progress(quiet=arguments.quiet) as progress:
-        for context in arguments.context:
-            dims = {**dict(options.dims), **sizes(context)}
+        for context in arguments.contexts:
+            dims = {**given, **dimensions.sizes(context, 1, given)}
             planned = plan_model(arguments.model, replace(options, dims=tuple(dims.items())), progress)
             pairs = zip(planned.graphs, planned.plans, strict=True)
-            given = planned.machine, planned.whole
-            rows += [context_row(context, graph, plan, *given) for graph, plan in pairs]
+            of_all = planned.machine, planned.whole
+            rows += [context_row(context, graph, plan, *of_all) for graph, plan in pairs]
     found = [row for row in rows if row is not None]
     data = contexts_to_json(found)
     if arguments.output is not None:

@@ -95,7 +95,8 @@ def _check_names(
     known = (IDS, MASK, POSITIONS, LAST, *caches)
     unknown = [node.name for node in session.get_inputs() if node.name not in known]
     if unknown:
-        raise _refused(session, f"its input {unknown[0]!r} is unknown")
+        remedy = f"compile it with a value of it, as in --value {unknown[0]}=0, or export it without"
+        raise _refused(session, f"its input {unknown[0]!r} is unknown", remedy)
 
 
 def _times(session: Session, ids: NodeArg, mask: NodeArg, past: int | None) -> dict[int, float]:

@@ -186,6 +186,9 @@ def _checked(options: CompileOptions, spec: TrainingSpec) -> CompileOptions:
     if options.kv_cache is not None:
         what = "--kv-cache is not supported for training"
         raise UsageError("HC525", what, remedy="remove it: a training step has no cache of keys and values")
+    if options.context is not None:
+        what = "--context is not supported for training"
+        raise UsageError("HC525", what, remedy="remove it: a training step has no cache of keys and values")
     if options.last_logits:
         what = "--last-logits is not supported for training"
         raise UsageError("HC525", what, remedy="remove it: a loss is of the logits of all tokens")

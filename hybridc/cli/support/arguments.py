@@ -117,13 +117,14 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_compile_options(parser: argparse.ArgumentParser) -> None:
-    """Everything a plan depends on but the budget, under the names of `hybridc.keywords`.
+def add_compile_options(parser: argparse.ArgumentParser, *, context: bool = True) -> None:
+    """Everything a plan depends on but the budget, under the names of `hybridc.keywords`; without `context`
+    but that of a decoder, too.
 
     An option that is not given is not stored: `CompileOptions` has the defaults.
     """
     add_target(parser)
-    add_model_options(parser)
+    add_model_options(parser, context=context)
     _add_planning(parser.add_argument_group("planning"))
     _add_kernels(parser.add_argument_group("CPU kernels"))
     group = parser.add_argument_group("cache and progress")
@@ -157,7 +158,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
+def add_model_options(parser: argparse.ArgumentParser, *, context: bool = True) -> None:
     """What fixes shapes and inputs of a model."""
     group = parser.add_argument_group("open dimensions and inputs of the model")
     add = partial(group.add_argument, default=argparse.SUPPRESS, action="append")
@@ -192,6 +193,15 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         metavar="LOOP=64",
         help="the most trips of a Loop node, of which only a run knows how many it makes; may be repeated",
     )
+    if context:
+        group.add_argument(
+            "--context",
+            type=parse_count,
+            default=argparse.SUPPRESS,
+            metavar="N",
+            help="positions that a decoder's cache has room for: sizes of its dimensions follow, of one"
+            " sequence and 1, 32 and 256 new tokens a run, unless --dim gives them",
+        )
 
 
 def _add_planning(group: Arguments) -> None:

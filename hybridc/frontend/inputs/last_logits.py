@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, MutableSequence
+from collections.abc import Mapping, MutableSequence, Set
 
 from onnx import GraphProto, NodeProto, TensorProto, TensorShapeProto, ValueInfoProto, helper
 
@@ -41,14 +41,16 @@ def with_last_logits(model: Loaded) -> Loaded:
     if opset < _LEAST_OPSET:
         what = f"the model is of opset {opset}"
         raise _refused(name, what, f"export it for opset {_LEAST_OPSET} or later")
-    _take_rows(graph, makers)
+    fewer = _take_rows(graph, makers)
     batch = _dims(inputs[_IDS])[0]
     graph.input.append(helper.make_tensor_value_info(LAST_TOKEN, TensorProto.INT64, [None]))
     _dims(graph.input[-1])[0].CopyFrom(batch)
     _dims(logits)[1].Clear()
     _dims(logits)[1].dim_value = 1
-    # what the file says of values within is of all rows
+    # what the file says of these is of all rows
+    kept = [each for each in graph.value_info if each.name not in fewer]
     del graph.value_info[:]
+    graph.value_info.extend(kept)
     return model
 
 
@@ -56,8 +58,9 @@ def _dims(value: ValueInfoProto) -> MutableSequence[TensorShapeProto.Dimension]:
     return value.type.tensor_type.shape.dim
 
 
-def _take_rows(graph: GraphProto, makers: Mapping[str, NodeProto]) -> None:
-    """Put what takes one row of each sequence in front of the head, or behind everything."""
+def _take_rows(graph: GraphProto, makers: Mapping[str, NodeProto]) -> Set[str]:
+    """Put what takes one row of each sequence in front of the head, or behind everything; names of results
+    that may have fewer rows then."""
     head = _head(graph, makers)
     nodes = list(graph.node)
     if head is None:
@@ -70,9 +73,11 @@ def _take_rows(graph: GraphProto, makers: Mapping[str, NodeProto]) -> None:
         at = next(i for i, node in enumerate(nodes) if node is head)
         made = [*nodes[:at], *_one_row(head.input[0], row), *nodes[at:]]
         head.input[0] = row
+    fewer = {LOGITS} if head is None else {name for node in nodes[at:] for name in node.output}
     copies = [NodeProto.FromString(node.SerializeToString()) for node in made]
     del graph.node[:]
     graph.node.extend(copies)
+    return fewer
 
 
 def _one_row(rows: str, row: str) -> list[NodeProto]:
