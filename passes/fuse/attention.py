@@ -13,8 +13,8 @@ several heads of queries (Ainslie et al., "GQA", 2023): there is no repeated cop
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -98,6 +98,9 @@ class Attention:
     members: tuple[relax.Var, ...]
     hides_nan: bool = False
     """Whether weights that are not a number count as zero: those of a query that sees no key."""
+    repeated: Mapping[relax.Var, relax.Var] = field(default_factory=dict)
+    """Masks that have the rows of another tensor again and again, and that tensor: heads of queries that
+    share keys are rows of one head, each with the same mask."""
 
     @property
     def operands(self) -> tuple[TransposedOperand, TransposedOperand, TransposedOperand]:
@@ -237,7 +240,23 @@ def _match(
     if uses[context] == 1 and after is not None and is_op(values[after], "permute_dims"):
         result_axes = _permutation(values[after], rank)
         members.append(after)
-    return Attention(query, key, value, tuple(steps), scores, result_axes, tuple(members), bool(guard))
+    masks = [a for step in steps for a in step.args if isinstance(a, relax.Var)]
+    repeated = {mask: rows for mask in masks if (rows := _repeated_rows(mask, values)) is not None}
+    return Attention(
+        query, key, value, tuple(steps), scores, result_axes, tuple(members), bool(guard), repeated
+    )
+
+
+def _repeated_rows(mask: relax.Var, values: dict[relax.Var, Any]) -> relax.Var | None:
+    """The tensor of whose rows a mask is made, if it has them again and again."""
+    value: Any = values.get(mask)
+    rank = len(tensor_shape(mask))
+    if not is_op(value, "concat") or not isinstance(value.args[0], relax.Tuple):
+        return None
+    first, *others = value.args[0].fields
+    is_same = isinstance(first, relax.Var) and all(each.same_as(first) for each in others)
+    has_rows = int(value.attrs.axis) % rank == rank - 2 and tensor_shape(first)[-2] > 1
+    return first if is_same and has_rows else None
 
 
 def _guard(
@@ -377,6 +396,7 @@ def _call(
 ) -> relax.Call:
     masks = [a for step in match.steps for a in step.args if _is_mask(a, match)]
     operands = [renamed(operand.tensor) for operand in match.operands]
+    masks = [match.repeated.get(mask, mask) for mask in masks]
     operands += [as_numbers(mask) if tensor_dtype(mask) == "bool" else renamed(mask) for mask in masks]
     function = attention_function(match)
     key = function.script()
@@ -449,11 +469,13 @@ def _logits(match: Attention, scores: te.Tensor) -> tuple[te.Tensor, list[te.Ten
         if not _is_mask(expr, match):
             return carried
         mask = used.pop(0)
-        tail = list(zip(mask.shape, i[len(i) - len(mask.shape) :], strict=True))
-        return mask[tuple(tirx.IntImm("int64", 0) if int(e) == 1 else at for e, at in tail)]
+        rank = len(mask.shape)
+        tail = zip(map(int, mask.shape), scores.shape[-rank:], i[len(i) - rank :], strict=True)
+        return mask[tuple(_place(at, extent, int(whole)) for extent, whole, at in tail)]
 
     for step in match.steps:
-        masks += [_placeholder(tensor_shape(a)) for a in step.args if _is_mask(a, match)]
+        given = [a for a in step.args if _is_mask(a, match)]
+        masks += [_placeholder(tensor_shape(match.repeated.get(a, a))) for a in given]
 
     def at(*i: te.Var) -> te.Expr:
         value, used = scores[i], list(masks)
@@ -471,6 +493,14 @@ def _logits(match: Attention, scores: te.Tensor) -> tuple[te.Tensor, list[te.Ten
         return value
 
     return te.compute(scores.shape, at, name="logits"), masks
+
+
+def _place(at: te.Var, extent: int, whole: int) -> te.Expr:
+    """Along an axis of a mask, that of a score of so many: the only one, its own, or that of rows that come
+    again."""
+    if extent == 1:
+        return tirx.IntImm("int64", 0)
+    return at if extent == whole else at % tirx.IntImm("int64", extent)
 
 
 def _placeholder(shape: Sequence[int]) -> te.Tensor:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import tvm_ffi
 from tvm import ir, tirx
 
 from hybridc.schedules.cpu.core.micro_kernel import integer
@@ -145,7 +146,7 @@ class AttentionBlocks:
         """Batches and rows that a mask distinguishes; one along an axis that it does not depend on."""
         logits = self.blocks["logits"]
         return tuple(
-            logits.extents[axis] if any(index.same_as(axis) for index in mask.indices) else 1
+            logits.extents[axis] if any(_depends(index, axis) for index in mask.indices) else 1
             for axis in logits.spatial[:-1]
         )
 
@@ -172,6 +173,13 @@ class AttentionBlocks:
         (load,) = (load for load in loads(result.value) if load.source.same_as(context))
         places = {axis: at[i] for i, axis in enumerate(load.indices) if isinstance(axis, ir.Var)}
         return tirx.BufferStore(result.buffer, value, [places.get(v, integer(0)) for v in result.spatial])
+
+
+def _depends(index: ir.Expr, axis: ir.Var) -> bool:
+    """Whether an index changes along an axis: with each position, or as rows that come again."""
+    found: list[ir.Var] = []
+    tvm_ffi.structural_walk(index, (ir.Var, found.append))
+    return any(each.same_as(axis) for each in found)
 
 
 def read_attention(function: tirx.PrimFunc) -> AttentionBlocks | None:

@@ -214,3 +214,31 @@ def test_capped_scores_join_it():
     capped = net.emit(relax.op.multiply(net.emit(relax.op.tanh(scores)), relax.const(2.0, "float32")))
     weights = net.emit(relax.op.nn.softmax(net.emit(relax.op.add(capped, mask)), axis=-1))
     assert operators(check(net.program(net.emit(relax.op.matmul(weights, v))))) == ["attention"]
+
+
+def test_rows_of_a_mask_that_come_again_are_there_once():
+    """Of three heads of queries that share keys."""
+    net = Network((1, 2, 12, 8), (1, 2, 8, 6), (1, 2, 6, 4), (1, 1, 4, 6))
+    q, k, v, rows = net.inputs
+    mask = net.emit(relax.op.concat((rows, rows, rows), axis=2), "again")
+    weights = net.emit(
+        relax.op.nn.softmax(net.emit(relax.op.add(net.emit(relax.op.matmul(q, k)), mask)), axis=-1)
+    )
+    after = check(net.program(net.emit(relax.op.matmul(weights, v))))
+    assert operators(after) == ["attention"]
+    [call] = (b.value for b in after.bindings)
+    assert tensor_shape(call.args[1].fields[3]) == (1, 1, 4, 6)
+
+
+@pytest.mark.parametrize("axis", [1, 3])
+def test_other_masks_in_pieces_stay(axis: int):
+    net = Network((1, 2, 12, 8), (1, 2, 8, 6), (1, 2, 6, 4), (1, 1, 12, 6))
+    q, k, v, rows = net.inputs
+    if axis == 3:
+        rows = net.emit(relax.op.strided_slice(rows, axes=[3], begin=[0], end=[3]), "half")
+    mask = net.emit(relax.op.concat((rows, rows), axis=axis), "again")
+    weights = net.emit(
+        relax.op.nn.softmax(net.emit(relax.op.add(net.emit(relax.op.matmul(q, k)), mask)), axis=-1)
+    )
+    after = check(net.program(net.emit(relax.op.matmul(weights, v))))
+    assert operators(after)[-2:] == ["concat", "attention"]

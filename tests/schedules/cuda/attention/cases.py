@@ -31,13 +31,14 @@ def drawn(
     *,
     shared: int = 1,
     turned: bool = False,
+    again: int = 1,
 ) -> Case:
     """Attention of `[batch, position, heads, depth]` tensors with scores / 8 and a mask.
 
     `sizes` are batch, queries, keys, heads; `dtypes` are types in memory by parameter, or one of all but
     masks; int8 is that of keys and values in rows of integers with a scale. Each head of keys is that of
     `shared` heads of queries. Neighbours in memory are columns of keys and values, or their positions if
-    `turned`.
+    `turned`. The mask has its rows `again` so many times.
     """
     batch, rows, columns, heads = sizes
 
@@ -46,9 +47,11 @@ def drawn(
 
     scores, scaled = (tensor(name, batch, heads, rows, columns) for name in ("scores", "scaled"))
     steps = [relax.op.divide(scores, relax.const(8.0, "float32"))]
-    hidden = _mask(generator, mask, batch, rows, columns, heads)
+    hidden = _mask(generator, mask, batch, rows // again, columns, heads)
+    of_rows = tensor("rows", *hidden.shape)
+    given = tensor("mask", *hidden.shape[:-2], rows, columns) if again > 1 else of_rows
     if mask != "none":
-        steps.append(relax.op.add(scaled, tensor("mask", *hidden.shape)))
+        steps.append(relax.op.add(scaled, given))
     axes = (0, 3, 1, 2) if turned else (0, 1, 2, 3)
     key, value = (
         tensor(name, *np.array((batch, columns, heads // shared, w))[list(axes)])
@@ -65,6 +68,7 @@ def drawn(
         result_axes=(0, 2, 1, 3),
         members=(scores, scaled),
         hides_nan=mask == "rows",
+        repeated={given: of_rows} if again > 1 else {},
     )
     function = attention_function(match)
     last = len(function.params) - 1
@@ -80,7 +84,8 @@ def drawn(
     rows_of_integers = {i: rows_of(operands[i]) for i in in_rows}
     operands = [numbers_of(rows_of_integers[i]) if i in in_rows else x for i, x in enumerate(operands)]
     hidden = hidden.astype(_numpy(dtypes.get(3, "float32")) if mask != "none" else np.float32)
-    expected, sizes_of_terms = _reference(operands, hidden)
+    tiled = np.tile(hidden, (again, 1)) if again > 1 else hidden
+    expected, sizes_of_terms = _reference(operands, tiled)
     operands = [rows_of_integers.get(i, x) for i, x in enumerate(operands)]
     operands[1:] = [np.ascontiguousarray(x.transpose(axes)) for x in operands[1:]]
     inputs = operands if mask == "none" else [*operands, hidden]

@@ -64,6 +64,8 @@ def test_keys_that_no_query_of_a_block_sees_are_not_read() -> None:
             "causal": spoilt_behind(drawn(generator, sizes, 32, 32, "causal", TILES), 64),
             "window": drawn(generator, sizes, 32, 32, "late", TILES),
             "unseen": drawn(generator, sizes, 32, 32, "unseen", TILES),
+            "again": spoilt_behind(drawn(generator, sizes, 32, 32, "cache", TILES, again=4), 192),
+            "few_again": drawn(generator, (2, 6, 397, 2), 32, 32, "cache", FEW, again=3),
             "shared": spoilt_behind(drawn(generator, (1, 24, 300, 4), 32, 32, "cache", TILES, shared=2), 160),
         },
         (ThreadOrder.FORWARD, ThreadOrder.WARPS, ThreadOrder.SHUFFLED),

@@ -81,6 +81,8 @@ def test_keys_that_no_query_of_a_block_sees_are_not_read() -> None:
         for mask, end in (("cache", 256), ("causal", 128)):
             case = drawn(generator, sizes, 32, 40, mask, RULE, "float16")
             found[f"{mask}_{number}"] = spoilt_behind(case, end)
+        sizes = 1, 3 * (14 + number), 397, 2
+        found[f"again_{number}"] = drawn(generator, sizes, 32, 40, "cache", RULE, "float16", again=3)
         for mask in ("late", "unseen"):
             found[f"{mask}_{number}"] = drawn(generator, sizes, 32, 40, mask, RULE, "bfloat16")
     check(found, (ThreadOrder.FORWARD, ThreadOrder.WARPS, ThreadOrder.SHUFFLED))
