@@ -231,7 +231,7 @@ def test_rows_of_a_mask_that_come_again_are_there_once():
 
 
 @pytest.mark.parametrize("axis", [1, 3])
-def test_other_masks_in_pieces_stay(axis: int):
+def test_other_masks_in_pieces_stay(axis):
     net = Network((1, 2, 12, 8), (1, 2, 8, 6), (1, 2, 6, 4), (1, 1, 12, 6))
     q, k, v, rows = net.inputs
     if axis == 3:
