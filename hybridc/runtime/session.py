@@ -207,7 +207,9 @@ class Session:
             memory, program = self._open_program(view)
             view.put(memory, arrays)
             program.run()
-            return [view.output(position, memory, arrays).copy() for position in outputs]
+            results = [view.output(position, memory, arrays).copy() for position in outputs]
+            view.artifact.check_weights()  # else they may be of what was written meanwhile
+            return results
 
     def io_binding(self) -> IoBinding:
         """A binding of the caller's arrays, for `run_with_iobinding`."""
@@ -234,6 +236,7 @@ class Session:
                 if target is not None:
                     np.copyto(target, result)
                 binding.put(port.name, result.copy() if target is None else target, memory)
+            view.artifact.check_weights()
 
     @exhaustion_told()
     def run_async(
