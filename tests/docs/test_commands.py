@@ -230,7 +230,7 @@ def test_reduced_precision_of_the_usage_page(tmp_path: Path) -> None:
     write_model(tmp_path / "net.onnx")
     write_quantized_model(tmp_path / "quantized.onnx")
     narrow = [words for words in commands(USAGE) if "--precision" in words]
-    assert {words[-1] for words in narrow} >= {"bf16", "int8"}
+    assert {words[-1] for words in narrow} >= {"bf16", "fp16", "tf32"}
     for words in narrow:
         run(tmp_path, "-m", "hybridc.cli", *small(words))
 
