@@ -96,7 +96,7 @@ class Comparison:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL.onnx", help="the model")
-    add_compile_options(parser)
+    add_compile_options(parser, context=False)  # that of several sizes, and one is compared
     add_gpu_budgets(parser, "GPU memory budgets, such as 64MiB,50%% (default: one run without a limit)")
     parser.add_argument(
         "--rtol",
