@@ -16,12 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hybridc.cli.support.arguments import (
-    add_compile_options,
-    add_gpu_budgets,
-    add_json,
-    compile_options,
-)
+from hybridc.cli.support.arguments import add_compile_options, add_gpu_budgets, add_json, compile_options
 from hybridc.cli.support.files import existing_model, print_json
 from hybridc.cli.support.hardware import nvidia_driver
 from hybridc.cli.support.terminal import output_width, print_text

@@ -9,12 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hybridc.cli.support.arguments import (
-    add_compile_options,
-    add_gpu_memory,
-    add_json,
-    add_no_weights,
-)
+from hybridc.cli.support.arguments import add_compile_options, add_gpu_memory, add_json, add_no_weights
 from hybridc.cli.support.files import print_json
 from hybridc.cli.support.planned import plans_of
 from hybridc.cli.support.terminal import output_width, print_text

@@ -33,7 +33,7 @@ def with_stored_caches(model: ImportedModel, kv_cache: str) -> tuple[ImportedMod
 
     Caches are `past_key_values.N.key` and `.value`, which become `present.N.key` and `.value`, as
     onnxruntime-genai and optimum name them; with fp16 those of 16 bits stay as they are. Raises UsageError
-    HC539 if there are none.
+    HC539 if there are none, or with int8 if some are not floats of 16 or 32 bits.
     """
     outputs = {value.name: position for position, value in enumerate(model.outputs)}
     pairs = cache_names([value.name for value in model.inputs], outputs)
@@ -47,10 +47,10 @@ def with_stored_caches(model: ImportedModel, kv_cache: str) -> tuple[ImportedMod
         raise _refused(model, kv_cache, f"has no caches, named {names}")
     dtype = CACHE_DTYPES[kv_cache]
 
-    kept = () if kv_cache == INT8 else NARROW
+    taken = (WIDE, *NARROW) if kv_cache == INT8 else (WIDE,)
 
     def stored(value: ValueInfo, *, is_cache: bool) -> ValueInfo:
-        if not is_cache or value.dtype in kept:
+        if not is_cache or value.dtype not in taken:
             return value
         *rows, depth = value.shape
         behind = SCALE_BYTES if kv_cache == INT8 else 0
@@ -61,6 +61,8 @@ def with_stored_caches(model: ImportedModel, kv_cache: str) -> tuple[ImportedMod
     results = tuple(stored(value, is_cache=i in positions) for i, value in enumerate(model.outputs))
     changed = [new.variable for old, new in zip(model.inputs, inputs, strict=True) if old is not new]
     made = [i for i, (old, new) in enumerate(zip(model.outputs, results, strict=True)) if old is not new]
+    if kv_cache == INT8 and len(changed) < len(caches):
+        raise _refused(model, kv_cache, "has caches that are not floats of 16 or 32 bits")
     in_memory = WIDE if kv_cache == INT8 else dtype  # until they are rows of integers
     integers = frozenset(changed) if kv_cache == INT8 else frozenset[str]()
     types = dict.fromkeys(changed, in_memory), dict.fromkeys(made, in_memory)
