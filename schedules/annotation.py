@@ -9,16 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from enum import IntEnum
 from typing import Any
 
 BLOCKED_CONV2D = "blocked_conv2d"
-"""Sums over input channels and taps; shapes are those of `passes/layout/operators.py`, as of the next two."""
+"""Sums over input channels and taps; shapes are those of `blocked_operators.py`, as of the next two."""
 BLOCKED_DEPTHWISE = "blocked_depthwise"
 BLOCKED_GROUPED_CONV2D = "blocked_grouped_conv2d"
 CUMULATIVE_SUM = "cumulative_sum"
 """Prefix sums; with `axis`, `exclusive` and the elements of a `block`, which is summed by itself."""
 TOP_K = "top_k"
 """Indices of the first elements of an axis in sorted order; with `axis` and `largest`."""
+
+
+class Pattern(IntEnum):
+    """How an operator's loops relate to its inputs, as TVM's `AnnotateTIROpPattern` numbers it."""
+
+    ELEMENTWISE = 0
+    BROADCAST = 1
+    INJECTIVE = 2
+    REDUCTION = 3
+    OUT_ELEMENTWISE_FUSABLE = 4
+    TUPLE = 7
+    OPAQUE = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from typing import Any
 from tvm import relax, te, tirx
 
 from hybridc.passes.canonicalize.context import Context
-from hybridc.passes.program.prim_funcs import Pattern
 from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
+from hybridc.schedules.annotation import Pattern
 from hybridc.schedules.shapes import index_shape
 
 

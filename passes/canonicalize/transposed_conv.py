@@ -24,10 +24,10 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from hybridc.passes.canonicalize.context import Context
-from hybridc.passes.layout.operators import extents
 from hybridc.passes.program.operators import Fact, has_fact
-from hybridc.passes.program.prim_funcs import Pattern
 from hybridc.passes.program.program import is_op, tensor_dtype, tensor_shape
+from hybridc.schedules.annotation import Pattern
+from hybridc.schedules.blocked_operators import extents
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,6 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.ir.expr import GenericConst
 
-from hybridc.passes.layout.operators import extents, sum_over
-from hybridc.passes.program.prim_funcs import Pattern
 from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,
@@ -34,6 +32,8 @@ from hybridc.passes.program.program import (
     tensor_dtype,
     tensor_shape,
 )
+from hybridc.schedules.annotation import Pattern
+from hybridc.schedules.blocked_operators import extents, sum_over
 
 SCORE_STEPS = ("divide", "multiply", "add", "subtract", "where", "tanh")
 """Operators that may be applied to the scores before the softmax, with a number or a mask, or alone. The

@@ -18,7 +18,7 @@ from hybridc.errors import ModelError
 from hybridc.passes.program.choices import conditions_of_choices, is_choice
 from hybridc.passes.program.means import is_mean_of_ranks
 from hybridc.passes.program.operators import Fact, has_fact
-from hybridc.passes.program.prim_funcs import FunctionTable, OperatorFacts, Pattern, origins_of
+from hybridc.passes.program.prim_funcs import FunctionTable, OperatorFacts, origins_of
 from hybridc.passes.program.program import (
     Program,
     ProgramBuilder,
@@ -29,6 +29,7 @@ from hybridc.passes.program.program import (
     tensor_shape,
     variables,
 )
+from hybridc.schedules.annotation import Pattern
 
 MAX_GROUP = 32
 """Operators in one kernel; longer chains gain nothing more and only slow compilation."""

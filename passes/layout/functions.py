@@ -13,7 +13,7 @@ from typing import Any
 
 from tvm import ir, s_tir, te, tirx
 
-from hybridc.passes.layout.operators import extents, sum_over
+from hybridc.schedules.blocked_operators import extents, sum_over
 from hybridc.schedules.cpu.core.nest import Nest, NestBlock, read_nest, replace_loads, substitute
 from hybridc.schedules.shapes import shape_of
 

@@ -18,14 +18,6 @@ from tvm import relax
 from tvm.ir.expr import GenericConst
 
 from hybridc.passes.layout.channel_groups import Groups, joining
-from hybridc.passes.layout.operators import (
-    ConvWindow,
-    DepthToSpace,
-    blocked_conv2d,
-    blocked_depth_to_space,
-    blocked_depthwise,
-    blocked_grouped_conv2d,
-)
 from hybridc.passes.layout.state import Blocked, Layout, lanes_of
 from hybridc.passes.layout.training_functions import FUNCTION_RULES, NARROW_INPUT
 from hybridc.passes.layout.weights import ConvWeight
@@ -37,6 +29,14 @@ from hybridc.passes.program.program import (
     operator_name,
     tensor_dtype,
     tensor_shape,
+)
+from hybridc.schedules.blocked_operators import (
+    ConvWindow,
+    DepthToSpace,
+    blocked_conv2d,
+    blocked_depth_to_space,
+    blocked_depthwise,
+    blocked_grouped_conv2d,
 )
 from hybridc.targets import Isa
 

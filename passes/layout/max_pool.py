@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tvm import te, tirx
 
-from hybridc.passes.layout.operators import extents, sum_over
+from hybridc.schedules.blocked_operators import extents, sum_over
 
 
 def blocked_max_pool_with_indices(

@@ -11,8 +11,8 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir.expr import GenericConst
 
-from hybridc.passes.layout.operators import to_blocked, to_plain
 from hybridc.passes.program.program import ProgramBuilder, substitute, tensor_dtype, tensor_shape
+from hybridc.schedules.blocked_operators import to_blocked, to_plain
 from hybridc.targets import Isa
 
 WASTED_LANES = 0.2

@@ -10,10 +10,10 @@ from tvm.ir.expr import GenericConst
 
 from hybridc.passes.layout.functions import Channels, in_blocks
 from hybridc.passes.layout.max_pool import blocked_max_pool_with_indices
-from hybridc.passes.layout.operators import ConvWindow, blocked_conv2d_wgrad
 from hybridc.passes.layout.state import Blocked, Layout, lanes_of
 from hybridc.passes.program.program import is_op, operator_name, tensor_dtype, tensor_shape
 from hybridc.schedules.annotation import read_annotation
+from hybridc.schedules.blocked_operators import ConvWindow, blocked_conv2d_wgrad
 
 NARROW_INPUT = 8
 """With fewer channels, data stay plain and are read one channel at a time: a block would be mostly

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import relax
 
-from hybridc.passes.layout.operators import pack_weight
 from hybridc.passes.layout.state import Layout
 from hybridc.passes.program.program import tensor_shape
+from hybridc.schedules.blocked_operators import pack_weight
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from tvm import te, tirx
 
-from hybridc.passes.layout.operators import ConvWindow, extents, sum_over
-from hybridc.passes.program.prim_funcs import Pattern
-from hybridc.schedules.annotation import BLOCKED_CONV2D
+from hybridc.schedules.annotation import BLOCKED_CONV2D, Pattern
+from hybridc.schedules.blocked_operators import ConvWindow, extents, sum_over
 
 UNSIGNED_SHIFT = 128
 """Added to signed activations where kernels multiply unsigned by signed numbers."""

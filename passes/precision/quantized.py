@@ -21,7 +21,6 @@ import numpy as np
 from tvm import relax
 
 from hybridc.passes.layout.layout import Rule, apply_rules, conv_window_of
-from hybridc.passes.layout.operators import blocked_conv2d
 from hybridc.passes.layout.state import Blocked, Layout, lanes_of
 from hybridc.passes.layout.training_functions import NARROW_INPUT
 from hybridc.passes.layout.weights import ConvWeight
@@ -33,6 +32,7 @@ from hybridc.passes.precision.integer_functions import (
 )
 from hybridc.passes.program.dequantized import dequantized
 from hybridc.passes.program.program import Program, is_op, tensor_dtype, tensor_shape
+from hybridc.schedules.blocked_operators import blocked_conv2d
 from hybridc.schedules.cpu.low_precision.int8_conv2d import floats_are_faster
 from hybridc.schedules.cuda.tensor_core.tensor_core import SMALLEST_SIDE
 from hybridc.schedules.rule import Request

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 import tvm
 from tvm import relax, s_tir, tirx
@@ -21,6 +20,7 @@ from hybridc.passes.program.means import MEAN_OF_RANKS, is_mean_of_ranks
 from hybridc.passes.program.nan_semantics import with_infinite_bounds, with_propagated_nan
 from hybridc.passes.program.operators import Fact, has_fact
 from hybridc.passes.program.program import Program, is_op, operator_name, tensor_dtype, tensor_shape
+from hybridc.schedules.annotation import Pattern
 
 NO_KERNEL = "HC150"
 """Code of the error of a node that no kernel can be made of."""
@@ -28,18 +28,6 @@ NO_KERNEL = "HC150"
 _SHAPE = re.compile(r"\((?:\d+, )*\d+,?\)|R\.shape\(\[[\d, ]+\]\)")
 """In the key of an operator: of a tensor, or as an operand."""
 _EXTENT = re.compile(r"\d+")
-
-
-class Pattern(IntEnum):
-    """How an operator's loops relate to its inputs, as TVM's `AnnotateTIROpPattern` numbers it."""
-
-    ELEMENTWISE = 0
-    BROADCAST = 1
-    INJECTIVE = 2
-    REDUCTION = 3
-    OUT_ELEMENTWISE_FUSABLE = 4
-    TUPLE = 7
-    OPAQUE = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tvm import te, tirx
 
-from hybridc.passes.program.prim_funcs import Pattern
+from hybridc.schedules.annotation import Pattern
 from hybridc.schedules.shapes import index_shape
 
 

@@ -11,7 +11,7 @@ from hybridc.ir.graph import dtype_bits
 from hybridc.passes.fuse.attention import Suits, any_attention, find_attention
 from hybridc.passes.fuse.fuse import form_groups
 from hybridc.passes.program.operators import Fact, has_fact, name_has_fact
-from hybridc.passes.program.prim_funcs import OperatorFacts, Pattern
+from hybridc.passes.program.prim_funcs import OperatorFacts
 from hybridc.passes.program.program import (
     Program,
     operator_name,
@@ -19,6 +19,7 @@ from hybridc.passes.program.program import (
     tensor_shape,
     variables,
 )
+from hybridc.schedules.annotation import Pattern
 
 MOVING_FUNCTIONS = ("halo", "rows")
 """Functions of `tile` that only move data."""

@@ -9,7 +9,7 @@ import numpy as np
 from tvm import tirx
 from tvm.relax import op
 
-from hybridc.passes.layout.operators import ConvWindow, blocked_conv2d
+from hybridc.schedules.blocked_operators import ConvWindow, blocked_conv2d
 from tests.support.fusion import fused_behind
 
 

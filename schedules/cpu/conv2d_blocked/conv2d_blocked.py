@@ -59,8 +59,8 @@ Fill = Callable[[Pass, ir.Var], tirx.Stmt]
 
 @schedule_rule(family="conv2d")
 def conv2d_blocked(request: Request) -> Scheduled | None:
-    """Accepts convolutions as passes/layout/operators.py writes them: any kernel, stride, dilation, padding,
-    batch and groups.
+    """Accepts convolutions as schedules/blocked_operators.py writes them: any kernel, stride, dilation,
+    padding, batch and groups.
 
     Tiling: see the module's docstring and `plan.py`, which chooses by predicted time. Tasks are equal
     parts of the images x equal parts of the output channels.

@@ -1,4 +1,4 @@
-"""Reading convolutions of blocked activations `[N, C / b, H, W, b]` from passes/layout/operators.py."""
+"""Reading convolutions of blocked activations `[N, C / b, H, W, b]` from schedules/blocked_operators.py."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import tvm
 from tvm import te, tirx
 
 from hybridc.passes.layout.functions import Channels, in_blocks
-from hybridc.passes.layout.operators import extents, sum_over
+from hybridc.schedules.blocked_operators import extents, sum_over
 from tests.support.programs import drawn
 
 CHANNELS = Channels(16, 8)

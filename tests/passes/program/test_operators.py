@@ -11,8 +11,9 @@ import tvm
 from tvm import relax, tirx
 
 from hybridc.passes.program.operators import OPERATORS, Fact, has_fact, name_has_fact, names_with
-from hybridc.passes.program.prim_funcs import FunctionTable, Pattern
+from hybridc.passes.program.prim_funcs import FunctionTable
 from hybridc.passes.program.program import Program
+from hybridc.schedules.annotation import Pattern
 from tests.support.programs import run_llvm
 
 ELEMENTWISE = [name for name, facts in OPERATORS.items() if facts & Fact.ELEMENTWISE]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tvm.relax import op
 
-from hybridc.passes.layout.operators import ConvWindow, blocked_conv2d, blocked_grouped_conv2d
 from hybridc.passes.precision.integer_functions import int8_matmul
+from hybridc.schedules.blocked_operators import ConvWindow, blocked_conv2d, blocked_grouped_conv2d
 from hybridc.schedules.cpu.conv2d.conv2d import conv2d
 from hybridc.schedules.cpu.conv2d_blocked.conv2d_blocked import conv2d_blocked
 from hybridc.schedules.cpu.low_precision.int8_matmul import int8_matmul as int8_rule

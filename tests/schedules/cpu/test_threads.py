@@ -12,9 +12,9 @@ from tvm.relax import op
 
 from hybridc.ir import Device
 from hybridc.options import BF16
-from hybridc.passes.layout.operators import ConvWindow, blocked_conv2d, blocked_depthwise
 from hybridc.passes.training.kernels.convolution import Window as GradientWindow
 from hybridc.passes.training.kernels.convolution import convolution_weight_gradient
+from hybridc.schedules.blocked_operators import ConvWindow, blocked_conv2d, blocked_depthwise
 from hybridc.schedules.cpu.conv1d.fourier.fft_conv1d import TRANSFORMS, read_source
 from hybridc.schedules.cpu.conv1d.plan import direct_cost
 from hybridc.schedules.cpu.conv2d.read import read_convolution

@@ -22,8 +22,8 @@ from hybridc.gpu_model.memory import wavefronts
 from hybridc.gpu_model.tir import work_of_function
 from hybridc.ir import Device
 from hybridc.machine import gpu_named
-from hybridc.passes.layout.operators import ConvWindow
 from hybridc.passes.precision.integer_functions import int8_matmul, int8_plain_conv2d
+from hybridc.schedules.blocked_operators import ConvWindow
 from hybridc.schedules.cpu.core.micro_kernel import integer
 from hybridc.schedules.cuda.core.launch import cuda_target, lowered_for_gpu
 from hybridc.schedules.cuda.tensor_core.cost import fastest_way

@@ -6,9 +6,9 @@ import pytest
 from tvm import te, tirx
 from tvm.relax import op
 
-from hybridc.passes.layout.operators import ConvWindow, blocked_depthwise, extents, sum_over
 from hybridc.passes.precision.integer_functions import int8_conv2d
 from hybridc.schedules.annotation import BLOCKED_CONV2D, ConvAnnotation, read_annotation
+from hybridc.schedules.blocked_operators import ConvWindow, blocked_depthwise, extents, sum_over
 from hybridc.schedules.cpu.conv2d_blocked.read import (
     BlockedConvolution,
     blocked_convolution,

@@ -7,7 +7,7 @@ import pytest
 from tvm import tirx
 
 from hybridc.ir import Device
-from hybridc.passes.layout.operators import ConvWindow, blocked_depthwise
+from hybridc.schedules.blocked_operators import ConvWindow, blocked_depthwise
 from hybridc.schedules.cpu.conv2d_blocked import plan as blocked_plan
 from hybridc.schedules.cpu.conv2d_blocked.conv2d_blocked import conv2d_blocked
 from hybridc.schedules.cpu.conv2d_blocked.plan import BlockedConvPlan, even_spans, rank_plans

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tvm.relax import op
 
-from hybridc.passes.layout.operators import ConvWindow, blocked_depthwise
+from hybridc.schedules.blocked_operators import ConvWindow, blocked_depthwise
 from hybridc.schedules.cpu.conv2d_blocked.depthwise import depthwise_blocked
 from hybridc.schedules.rule import Request
 from hybridc.targets import Target

@@ -10,7 +10,7 @@ import pytest
 from tvm import tirx
 from tvm.relax import op
 
-from hybridc.passes.layout.operators import ConvWindow, blocked_grouped_conv2d
+from hybridc.schedules.blocked_operators import ConvWindow, blocked_grouped_conv2d
 from hybridc.schedules.cpu.conv2d_blocked import plan as blocked_plan
 from hybridc.schedules.cpu.conv2d_blocked.conv2d_blocked import conv2d_blocked
 from hybridc.schedules.cpu.conv2d_blocked.groups import grouping

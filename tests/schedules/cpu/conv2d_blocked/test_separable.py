@@ -11,9 +11,9 @@ import tvm
 from tvm import relax, tirx
 
 from hybridc.ir import Device
-from hybridc.passes.layout.operators import ConvWindow, blocked_conv2d, blocked_depthwise
 from hybridc.passes.program.prim_funcs import FunctionTable
 from hybridc.passes.program.program import ProgramBuilder
+from hybridc.schedules.blocked_operators import ConvWindow, blocked_conv2d, blocked_depthwise
 from hybridc.schedules.cpu.conv2d_blocked import plan as blocked_plan
 from hybridc.schedules.cpu.conv2d_blocked.plan import group_count
 from hybridc.schedules.cpu.conv2d_blocked.separable import Separable, is_faster, read_separable, separable

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from hybridc.passes.layout.operators import to_blocked, to_plain
+from hybridc.schedules.blocked_operators import to_blocked, to_plain
 from hybridc.schedules.cpu.elementwise.elementwise import elementwise
 from hybridc.schedules.cpu.fallback import fallback
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tvm import tirx
 
-from hybridc.passes.layout.operators import ConvWindow, blocked_conv2d_wgrad
+from hybridc.schedules.blocked_operators import ConvWindow, blocked_conv2d_wgrad
 from hybridc.schedules.cpu.low_precision.bf16_wgrad2d import bf16_conv2d_wgrad, read_wgrad
 from hybridc.schedules.rule import Request
 from hybridc.targets import ISAS, Target

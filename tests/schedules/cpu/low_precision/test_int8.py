@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from hybridc.ir import Device
-from hybridc.passes.layout.operators import ConvWindow, blocked_conv2d
 from hybridc.passes.precision.integer_functions import int8_conv2d as convolution
 from hybridc.passes.precision.integer_functions import int8_matmul as product
 from hybridc.passes.precision.integer_functions import int8_plain_conv2d as plain_convolution
+from hybridc.schedules.blocked_operators import ConvWindow, blocked_conv2d
 from hybridc.schedules.cpu.low_precision.int8_conv2d import floats_are_faster, int8_conv2d
 from hybridc.schedules.cpu.low_precision.int8_matmul import int8_matmul
 from hybridc.schedules.rule import Request

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tvm import relax, te, tirx
 
-from hybridc.passes.layout.operators import extents, sum_over
+from hybridc.schedules.blocked_operators import extents, sum_over
 from hybridc.schedules.cpu.matmul.skinny import skinny_gemm
 
 op = relax.op

@@ -10,7 +10,7 @@ import pytest
 from tvm import relax, te, tirx
 
 from hybridc.ir import Device
-from hybridc.passes.layout.operators import ConvWindow, blocked_conv2d_wgrad, extents, sum_over
+from hybridc.schedules.blocked_operators import ConvWindow, blocked_conv2d_wgrad, extents, sum_over
 from hybridc.schedules.cpu.wgrad import plan as wgrad_plan
 from hybridc.schedules.cpu.wgrad.conv import conv_wgrad
 from hybridc.schedules.rule import Request

@@ -8,7 +8,7 @@ import pytest
 import tvm
 from tvm import relax, tirx
 
-from hybridc.passes.layout.operators import ConvWindow, blocked_conv2d
+from hybridc.schedules.blocked_operators import ConvWindow, blocked_conv2d
 from hybridc.schedules.cpu.conv2d_blocked.read import read_blocked_convolution
 from hybridc.schedules.cpu.core.micro_kernel import Tile
 from hybridc.schedules.cpu.winograd import toom_cook

@@ -1,4 +1,6 @@
-"""Operators on blocked activations, as TensorIR, with which the layout pass replaces those of Relax.
+"""Operators on blocked activations, as TensorIR.
+
+The layout pass replaces those of Relax with them; beside a GPU kernels of plain activations make use of some.
 
 A blocked activation is `[N, C / b, H, W, b]`: `b` channels of a pixel lie side by side and fill a vector, so
 that convolution, pooling and element-wise operators need no shuffles within vectors
@@ -16,12 +18,12 @@ from dataclasses import dataclass
 
 from tvm import te, tirx
 
-from hybridc.passes.program.prim_funcs import Pattern
 from hybridc.schedules.annotation import (
     BLOCKED_CONV2D,
     BLOCKED_DEPTHWISE,
     BLOCKED_GROUPED_CONV2D,
     ConvAnnotation,
+    Pattern,
 )
 
 
