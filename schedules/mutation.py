@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+import tvm_ffi
+from tvm import ir, tirx
 from tvm_ffi import StructuralMutator, structural
 
 Kinds = type | tuple[type, ...]
@@ -29,3 +31,10 @@ def mutate(root: Any, callbacks: Sequence[tuple[Kinds, Rebuild]]) -> Any:
 @cache
 def _type_index(kind: type) -> int:
     return structural._callback_type_to_type_index(kind, api_name="mutate")
+
+
+def renamed(function: tirx.PrimFunc, params: Sequence[ir.Var]) -> tirx.PrimFunc:
+    """The function with other variables for its parameters, of the same types."""
+    new = dict(zip(function.params, params, strict=True))
+    body = tvm_ffi.structural_map(function.body, (ir.Var, lambda v: new.get(v, v)))
+    return tirx.PrimFunc(list(params), body, function.ret_type, function.attrs)

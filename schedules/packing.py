@@ -47,6 +47,8 @@ class Packing:
     dtype: str | None = None
     """Of the packed numbers where it is not the array's: an array of 16-bit floats that a kernel reads as
     float32."""
+    before: Packing | None = None
+    """Lays the array out first."""
 
     @property
     def packed_shape(self) -> tuple[int, ...]:
@@ -56,6 +58,8 @@ class Packing:
 
     def apply(self, array: np.ndarray) -> np.ndarray:
         """The packed array. `array` has the shape that the model gives it; the result is contiguous."""
+        if self.before is not None:
+            array = self.before.apply(array)
         if self.dtype is not None:
             array = array.astype(self.dtype)
         if self.transform is not None:

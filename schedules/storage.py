@@ -20,7 +20,7 @@ from tvm import ir, s_tir, te, tirx
 
 from hybridc.schedules.conversion import converted
 from hybridc.schedules.cpu.core.micro_kernel import function_of
-from hybridc.schedules.mutation import mutate
+from hybridc.schedules.mutation import mutate, renamed
 from hybridc.schedules.packing import Packing
 from hybridc.schedules.rule import Request, Rule, Scheduled
 from hybridc.schedules.scalar_loads import addressed, scalar_loads
@@ -128,24 +128,17 @@ def _conversion(source: ir.Var, target: ir.Var, request: Request, elementwise: R
     function = _converting(source, target)
     made = elementwise(replace(request, function=function, constants=frozenset(), choice=None))
     assert made is not None and not made.workspace_bytes
-    return _renamed(made.function, [source, target])
+    return renamed(made.function, [source, target])
 
 
 def _rounding(wide: ir.Var, narrow: ir.Var) -> tirx.PrimFunc:
-    return _renamed(_converting(wide, narrow), [wide, narrow])
+    return renamed(_converting(wide, narrow), [wide, narrow])
 
 
 def _converting(source: ir.Var, target: ir.Var) -> tirx.PrimFunc:
     x = te.placeholder(index_shape(shape_of(source)), str(source.dtype), "x")
     y = te.compute(x.shape, lambda *i: x(*i).astype(str(target.dtype)), name=_ROUNDED)
     return te.create_prim_func([x, y]).with_attr("tirx.noalias", True)
-
-
-def _renamed(function: tirx.PrimFunc, params: Sequence[ir.Var]) -> tirx.PrimFunc:
-    """The function with other variables for its parameters, of the same types."""
-    new = dict(zip(function.params, params, strict=True))
-    body = tvm_ffi.structural_map(function.body, (ir.Var, lambda v: new.get(v, v)))
-    return tirx.PrimFunc(list(params), body, function.ret_type, function.attrs)
 
 
 def _joined(

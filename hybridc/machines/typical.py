@@ -4,8 +4,8 @@ CPU: medians over the kernels of ResNet-50 and BERT in `benchmarks/results/cpu_a
 `kernels` (two cores of an AMD EPYC with AVX-512): of those that arithmetic bounds the share of the peak of
 multiply-adds, of those that memory bounds the share of what a copy reaches, at most one. A copy reaches 77 to
 78 % of the wire rate of DDR4 (STREAM on three processors of Texas Instruments, SPRAD45A and SPRACV1B). They
-stand for `avx2`, too: the record of that instruction set has whole networks only. Beside a GPU kernels read
-plain data, not blocks of channels, and may reach less.
+stand for `avx2`, too: the record of that instruction set has whole networks only. Beside a GPU convolutions
+convert plain data to blocks of channels and back, and reach a little less.
 
 GPU, where a profile does not say how it is built, so that no kernel can be estimated: medians of the
 estimates of our float32 kernels for a GTX 1650 in `benchmarks/results/gpu_model_suite.json`, in hundredths;

@@ -10,6 +10,9 @@ from hybridc.schedules.cpu.conv2d.depthwise import depthwise
 from hybridc.schedules.cpu.conv2d_blocked.conv2d_blocked import conv2d_blocked
 from hybridc.schedules.cpu.conv2d_blocked.depthwise import depthwise_blocked
 from hybridc.schedules.cpu.conv2d_blocked.separable import separable
+from hybridc.schedules.cpu.conv2d_converted.conv2d_converted import conv2d_converted
+from hybridc.schedules.cpu.conv2d_converted.depthwise_converted import depthwise_converted
+from hybridc.schedules.cpu.conv2d_converted.winograd_converted import winograd_converted
 from hybridc.schedules.cpu.elementwise.appended_integer_rows import appended_integer_rows
 from hybridc.schedules.cpu.elementwise.appended_rows import appended_rows
 from hybridc.schedules.cpu.elementwise.elementwise import elementwise
@@ -61,7 +64,10 @@ RULES: tuple[Rule, ...] = (
     fft_conv1d,
     winograd_conv1d,
     conv1d,
+    winograd_converted,
+    conv2d_converted,
     conv2d,
+    depthwise_converted,
     depthwise,
     packed_gemm,
     skinny_gemm,

@@ -69,9 +69,8 @@ def conv2d(request: Request) -> Scheduled | None:
 
 def schedule_convolution(request: Request, conv: Convolution, rule: str) -> Scheduled:
     """Tile, pack and emit; shared with `depthwise`."""
-    flat = _is_pointwise(conv)
-    lines = 1 if flat else conv.height.outputs
-    columns = conv.height.outputs * conv.width.outputs if flat else conv.width.outputs
+    flat = is_pointwise(conv)
+    lines, columns = tile_extents(conv)
     isa = request.target.isa
     images = conv.images * conv.groups
     shape, divide = (conv.group_outputs, lines, columns), conv.groups > 1
@@ -99,7 +98,15 @@ def schedule_convolution(request: Request, conv: Convolution, rule: str) -> Sche
     return finish(function, rule, packings, ranked)
 
 
-def _is_pointwise(conv: Convolution) -> bool:
+def tile_extents(conv: Convolution) -> tuple[int, int]:
+    """Lines and columns of an image that tiles cover: lines are joined where taps do not tell them apart."""
+    if is_pointwise(conv):
+        return 1, conv.height.outputs * conv.width.outputs
+    return conv.height.outputs, conv.width.outputs
+
+
+def is_pointwise(conv: Convolution) -> bool:
+    """Whether it is a matrix product over all pixels."""
     axes = (conv.depth, conv.height, conv.width)
     return all(a.taps == 1 and a.stride == 1 and a.padded == a.outputs for a in axes)
 

@@ -31,15 +31,15 @@ def elementwise(request: Request) -> Scheduled | None:
     registers: list[ir.Var] = []
     for block in nest.blocks:
         if nest.parameter(block.buffer) is not None:
-            body, used = _written(nest, block, request.target.isa)
+            body, used = written(nest, block, request.target.isa)
             statements.append(body)
             registers += used
     function = function_of(request.function, request.function.params, statements, registers)
     return finish(function, elementwise.__name__)
 
 
-def _written(nest: Nest, block: NestBlock, isa: Isa) -> tuple[tirx.Stmt, list[ir.Var]]:
-    """Loops that write an output, and the registers they use."""
+def written(nest: Nest, block: NestBlock, isa: Isa) -> tuple[tirx.Stmt, list[ir.Var]]:
+    """Loops that write a buffer, which is what `block` does, and the registers they use."""
     extents = [int(extent) for extent in block.buffer.shape]
     if 0 in extents:
         return tirx.Evaluate(0), []

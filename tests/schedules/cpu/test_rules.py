@@ -43,22 +43,30 @@ REPRESENTATIVES: dict[str, tuple[Any, ...]] = {
         [(1, 64, 111, 111)],
         "pooling",
     ),
-    "resnet50: stem": (conv(2, 3), [(1, 3, 224, 224), (64, 3, 7, 7), (1, 64, 1, 1)], "conv2d"),
+    "resnet50: stem": (conv(2, 3), [(1, 3, 224, 224), (64, 3, 7, 7), (1, 64, 1, 1)], "conv2d_converted"),
     "resnet50: residual": (
         conv(),
         [(1, 512, 7, 7), (2048, 512, 1, 1), (1, 2048, 1, 1), (1, 2048, 7, 7)],
-        "conv2d",
+        "conv2d_converted",
     ),
-    "resnet50: downsampling": (conv(2, 0), [(1, 256, 56, 56), (512, 256, 1, 1), (1, 512, 1, 1)], "conv2d"),
+    "resnet50: downsampling": (
+        conv(2, 0),
+        [(1, 256, 56, 56), (512, 256, 1, 1), (1, 512, 1, 1)],
+        "conv2d_converted",
+    ),
     "resnet50: head": (dense(None), [(1, 2048), (2048, 1000), (1000,)], "matmul"),
     "resnet50: pool": (lambda e, x: e(op.mean(x, [2, 3], True)), [(1, 2048, 7, 7)], "reduction"),
-    "inception_v1: 5x5": (conv(1, 2), [(1, 16, 28, 28), (32, 16, 5, 5), (1, 32, 1, 1)], "conv2d"),
+    "inception_v1: 5x5": (conv(1, 2), [(1, 16, 28, 28), (32, 16, 5, 5), (1, 32, 1, 1)], "conv2d_converted"),
     "inception_v1: pool": (
         lambda e, x: e(op.nn.max_pool2d(x, (3, 3), (1, 1), (1, 1))),
         [(1, 192, 28, 28)],
         "pooling",
     ),
-    "densenet121: growth": (conv(1, 1), [(1, 128, 56, 56), (32, 128, 3, 3), (1, 32, 1, 1)], "conv2d"),
+    "densenet121: growth": (
+        conv(1, 1),
+        [(1, 128, 56, 56), (32, 128, 3, 3), (1, 32, 1, 1)],
+        "winograd_converted",
+    ),
     "densenet121: scale": (
         lambda e, x, a, b: e(op.nn.relu(e(op.add(e(op.multiply(x, a)), b)))),
         [(1, 96, 56, 56), (1, 96, 1, 1), (1, 96, 1, 1)],
@@ -91,9 +99,9 @@ REPRESENTATIVES: dict[str, tuple[Any, ...]] = {
     "mobilenet_v2: depthwise": (
         conv(2, 1, groups=96, epilogue="relu6"),
         [(1, 96, 112, 112), (96, 1, 3, 3), (1, 96, 1, 1)],
-        "depthwise",
+        "depthwise_converted",
     ),
-    "vgg: 3x3": (conv(1, 1), [(1, 64, 224, 224), (64, 64, 3, 3), (1, 64, 1, 1)], "conv2d"),
+    "vgg: 3x3": (conv(1, 1), [(1, 64, 224, 224), (64, 64, 3, 3), (1, 64, 1, 1)], "winograd_converted"),
     "atacworks: dilated": (conv(1, 200, 8), [(1, 15, 6000), (15, 15, 51), (1, 15, 1)], "fft_conv1d"),
     "super_resolution: shuffle": (
         lambda e, x: e(op.permute_dims(x, [0, 1, 4, 2, 5, 3])),

@@ -133,12 +133,13 @@ def test_vectors_are_converted_whole(avx2: Any) -> None:
 
 def test_weights_whose_elements_are_broadcast_are_widened_when_they_are_packed(avx2: Any) -> None:
     """Direct convolution multiplies single weights by vectors of columns."""
-    function = avx2.function(lambda e, x, w: e(op.nn.conv2d(x, w)), [(1, 8, 40, 40), (16, 8, 3, 3)])
+    shapes = [(1, 8, 5, 40, 40), (16, 8, 3, 3, 3)]
+    function = avx2.function(lambda e, x, w: e(op.nn.conv3d(x, w)), shapes)
     half = stored(function, dict.fromkeys(range(3), "float16"))
     scheduled = avx2.schedule(half, [1])
     ((position, packing),) = scheduled.packings
     assert scheduled.rule == "conv2d" and position == 1 and packing.dtype == "float32"
-    assert packing.apply(np.ones((16, 8, 3, 3), "f2")).dtype == np.float32
+    assert packing.apply(np.ones(shapes[1], "f2")).dtype == np.float32
     assert str(scheduled.function.params[1].dtype) == "float32"
 
 

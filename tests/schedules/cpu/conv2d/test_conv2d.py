@@ -121,15 +121,13 @@ def test_transposed_convolution_matches_float64(harness, assert_close, stride, k
     flipped = w.astype("f8").transpose(1, 0, 2, 3)[:, :, ::-1, ::-1]
     expected = reference_conv(spread, flipped, 1, kernel - 1 - padding, 1, 1)
     function = harness.function(build, [x.shape, w.shape])
-    scheduled = harness.schedule(function, [1])
-    assert scheduled.rule == "conv2d"
-    (result,) = harness.run(function, scheduled, [x, w])
+    (result,) = harness.run(function, harness.schedule(function, [1], conv2d), [x, w])
     assert_close(result, expected)
 
 
 def test_weights_are_packed_only_where_they_are_constant(avx2):
     function = avx2.function(lambda emit, x, w: _conv(emit, x, w, 1, 1, 1, 1), [(1, 3, 8, 8), (10, 3, 3, 3)])
-    constant, variable = avx2.schedule(function, [1]), avx2.schedule(function)
+    constant, variable = avx2.schedule(function, [1], conv2d), avx2.schedule(function, (), conv2d)
     ((position, packing),) = constant.packings
     assert position == 1 and not variable.packings
     weight = np.arange(10 * 27, dtype="f4").reshape(10, 3, 3, 3)

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from hybridc.schedules.cpu.conv2d.depthwise import depthwise
+
 op = relax.op
 
 
@@ -27,8 +29,7 @@ def test_depthwise_matches_float64(
         return emit(op.clip(emit(op.add(emit(y), b)), 0.0, 6.0))
 
     function = harness.function(build, [x.shape, w.shape, b.shape])
-    scheduled = harness.schedule(function, [1])
-    assert scheduled.rule == "depthwise"
+    scheduled = harness.schedule(function, [1], depthwise)
     (result,) = harness.run(function, scheduled, [x, w, b])
     padded = np.pad(x.astype("f8"), ((0, 0), (0, 0), (padding,) * 2, (padding,) * 2)).repeat(multiplier, 1)
     extent = result.shape[2]
