@@ -4,6 +4,7 @@
                              [--kernels resnet50 | --skip-kernels] [--busy 2]
     python benchmarks/cpu.py --drawn recurrent|attention|speech|depthwise|quantized|operators
                              [--count 8] [--seed 0]
+    python benchmarks/cpu.py --beside-gpu [...]
 
 Each engine runs in a process of its own, one after the other, so that neither spinning threads nor memory of
 one disturb another; rounds of all engines alternate, figures are medians over all rounds. Before a model is
@@ -11,7 +12,9 @@ timed, the outputs of all engines have to agree. The peers are onnxruntime and O
 counts. For the target avx2 OpenVINO is held to AVX2, which onnxruntime cannot be: it is a peer there only on
 a processor without AVX-512. Drawn networks are of random sizes (`drawn/`); int8 ones are compiled for
 AVX-512's VNNI instructions with `--isa avx512`. Let nothing else run on the machine: with `--busy`
-so many processes compute meanwhile, as other programs of a user would. Exits with 1 if outputs disagree or an
+so many processes compute meanwhile, as other programs of a user would. With `--beside-gpu` what runs is the
+CPU part of a target that has a GPU, where all kernels are pinned to the CPU, and a CPU alone is timed, too:
+tensors are plain there, since either device may read them. Exits with 1 if outputs disagree or an
 engine fails; such a model is left out.
 """
 
@@ -36,6 +39,7 @@ import onnx
 from common import suite_feeds, write_result
 from drawn import FAMILIES, draw
 from drawn.case import Case
+from engines import GPU_MEMORY
 
 from hybridc import models
 from hybridc.targets import ISAS, available_threads, native_isa
@@ -61,6 +65,8 @@ LIMITS = {
 REFERENCE, REFERENCE_PEER = "reference", "onnxruntime"
 """What outputs are compared with, and the engine that it is with a setting: that one is not compared."""
 FOLDER = Path(__file__).parent
+GPU_TARGET = "cuda:sm_75"
+"""Of one architecture, as code of the GPU does not run here."""
 
 
 def main() -> int:
@@ -79,8 +85,11 @@ def main() -> int:
             rows.append({"table": "drawn", "family": arguments.drawn, "seed": arguments.seed})
         if arguments.busy:
             rows.append({"table": "busy", "processes": arguments.busy})
+        if arguments.beside_gpu:
+            rows.append({"table": "beside"})
         print(table(rows))
         suffix = f"_{arguments.drawn}" * bool(arguments.drawn) + "_busy" * bool(arguments.busy)
+        suffix += "_beside" * arguments.beside_gpu
         print("written to", write_result(f"cpu_{arguments.isa}{suffix}", rows))
     return 1 if failed else 0
 
@@ -95,7 +104,7 @@ def cases(arguments: argparse.Namespace) -> list[Case]:
 def model_rows(case: Case, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of one model. Raises Disagreement, or CalledProcessError if an engine fails."""
     with tempfile.TemporaryDirectory(prefix="hybridc-bench-") as folder:
-        bench = Bench(case, Path(folder), arguments.isa, arguments.threads)
+        bench = Bench(case, Path(folder), arguments.isa, arguments.threads, beside_gpu=arguments.beside_gpu)
         errors = bench.errors()
         if not all(error <= case.tolerance for error in errors.values()):
             raise Disagreement(f"outputs differ from those of {REFERENCE}: {errors}")
@@ -138,13 +147,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of drawn networks")
     parser.add_argument("--threads", type=int, default=available_threads())
     parser.add_argument("--busy", type=int, default=0, help="processes that compute meanwhile")
+    parser.add_argument("--beside-gpu", action="store_true", help="the CPU part of a target with a GPU")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.5, help="of one engine in one round")
     parser.add_argument("--kernels", type=_names, metavar="A,B", help="only the kernels of these models")
     parser.add_argument("--skip-kernels", action="store_true")
     arguments = parser.parse_args()
     if arguments.kernels is None:
-        without = arguments.skip_kernels or arguments.drawn or arguments.busy
+        without = arguments.skip_kernels or arguments.drawn or arguments.busy or arguments.beside_gpu
         arguments.kernels = [] if without else arguments.models
     return arguments
 
@@ -163,25 +173,26 @@ class Disagreement(Exception):
 class Bench:
     """One network, written and compiled into `folder`."""
 
-    def __init__(self, case: Case, folder: Path, isa: str, threads: int) -> None:
+    def __init__(self, case: Case, folder: Path, isa: str, threads: int, *, beside_gpu: bool = False) -> None:
         self.name, self.folder, self.isa, self.threads = case.name, folder, isa, threads
         model = case.build()
         self.model, self.feeds = folder / "model.onnx", folder / "feeds.npz"
         onnx.save(model, self.model)
         np.savez(self.feeds, **suite_feeds(model))
-        self.artifact = folder / "model.hyb"
-        command = [
-            "-m",
-            "hybridc.cli",
-            "compile",
-            self.model,
-            "-o",
-            self.artifact,
-            "--target",
-            case.targets.get(isa, isa),
-        ]
-        compiled = json.loads(_python(*command, "--threads", threads, "--no-cache", "--json"))
-        self.compile_s = sum(compiled["seconds"].values())
+        target = case.targets.get(isa, isa)
+        self.artifacts = {"hybridc": folder / "model.hyb"}
+        self.compile_s = self._compile("hybridc", target)
+        self.ours = "hybridc_beside" if beside_gpu else "hybridc"
+        if beside_gpu:
+            self.artifacts[self.ours] = folder / "beside.hyb"
+            options = ("--gpu-memory", GPU_MEMORY, "--pin", "*=cpu", "--plan-seconds", 1)
+            self.compile_s = self._compile(self.ours, f"{GPU_TARGET}+{target}", *options)
+
+    def _compile(self, engine: str, target: str, *options: object) -> float:
+        """Seconds that it took."""
+        command = ("-m", "hybridc.cli", "compile", self.model, "-o", self.artifacts[engine])
+        asked = ("--target", target, "--threads", self.threads, "--no-cache", "--json", *options)
+        return float(sum(json.loads(_python(*command, *asked))["seconds"].values()))
 
     def errors(self) -> dict[str, float]:
         """Largest difference of each engine from the reference, as a fraction of the output's scale."""
@@ -208,7 +219,7 @@ class Bench:
                 engine: [round(statistics.median(r), 3) for r in measured]
                 for engine, measured in times.items()
             },
-            "ratio": round(min(medians[peer] for peer in peers(self.isa)) / medians["hybridc"], 3),
+            "ratio": round(min(medians[peer] for peer in peers(self.isa)) / medians[self.ours], 3),
         }
 
     def kernels(self, rounds: int) -> list[dict[str, Any]]:
@@ -218,7 +229,7 @@ class Bench:
         return [{"table": "kernels", "model": self.name, **json.loads(line)} for line in lines]
 
     def _engines(self) -> tuple[str, ...]:
-        return "hybridc", *peers(self.isa)
+        return *self.artifacts, *peers(self.isa)
 
     def _outputs(self, engine: str) -> list[np.ndarray]:
         path = self.folder / f"{engine}.npz"
@@ -227,7 +238,7 @@ class Bench:
             return [stored[name] for name in stored]
 
     def _run(self, engine: str, *options: object) -> str:
-        model = self.artifact if engine == "hybridc" else self.model
+        model = self.artifacts.get(engine, self.model)
         command = (FOLDER / "engines.py", engine, model, self.feeds, "--threads", self.threads)
         return _python(*command, *options, environment=LIMITS[self.isa])
 

@@ -2,8 +2,9 @@
 
     python benchmarks/engines.py ENGINE MODEL FEEDS.npz --threads 2 [--seconds 1.5] [--outputs OUTPUTS.npz]
 
-ENGINE is `hybridc` (MODEL an artifact), `onnxruntime`, `openvino` or `openvino_bf16` (MODEL an ONNX file),
-each configured for the least time of one run at a time, the first three in float32, or `reference`:
+ENGINE is `hybridc` or `hybridc_beside` (MODEL an artifact, for a CPU or for one beside a GPU, which is
+emulated and runs nothing), `onnxruntime`, `openvino` or `openvino_bf16` (MODEL an ONNX file),
+each configured for the least time of one run at a time, in float32 but for `openvino_bf16`, or `reference`:
 onnxruntime whose products of 8-bit integers are exact on every processor. All get numpy arrays and
 give numpy arrays. Prints the milliseconds of every run as a JSON list, warm-up not counted.
 """
@@ -24,6 +25,8 @@ Run = Callable[[], Sequence[np.ndarray]]
 
 WARM_UP_RUNS, WARM_UP_SECONDS = 3, 0.3
 LEAST_RUNS = 5
+GPU_MEMORY = "1MiB"
+"""Of the GPU beside which the CPU runs all kernels."""
 
 
 def main() -> None:
@@ -69,6 +72,13 @@ def hybridc(artifact: Path, feeds: Feeds, threads: int) -> Run:
     return lambda: session.run(None, feeds)
 
 
+def hybridc_beside(artifact: Path, feeds: Feeds, threads: int) -> Run:
+    from hybridc import load
+
+    session = load(artifact, threads=threads, emulate_gpu=GPU_MEMORY)
+    return lambda: session.run(None, feeds)
+
+
 def onnxruntime(model: Path, feeds: Feeds, threads: int, settings: Sequence[tuple[str, str]] = ()) -> Run:
     import onnxruntime as ort
 
@@ -104,6 +114,7 @@ def openvino(model: Path, feeds: Feeds, threads: int, precision: str = "f32") ->
 
 ENGINES: dict[str, Callable[[Path, Feeds, int], Run]] = {
     "hybridc": hybridc,
+    "hybridc_beside": hybridc_beside,
     "onnxruntime": onnxruntime,
     "openvino": openvino,
     "openvino_bf16": partial(openvino, precision="bf16"),

@@ -26,10 +26,10 @@ MIB = 1 << 20
 def tables() -> str:
     """The tables as Markdown."""
     floats, narrow = ("avx512", "avx2"), ("avx512_bf16", "amx")
-    busy = tuple(f"{isa}_busy" for isa in floats)
+    others = tuple(f"{isa}_{how}" for how in ("busy", "beside") for isa in floats)
     cpu, conv1d, precision = (
         [read(f"{kind}_{isa}") for isa in isas if (RESULTS / f"{kind}_{isa}.json").exists()]
-        for kind, isas in (("cpu", (*floats, *busy)), ("conv1d", (*floats, *narrow)), ("precision", narrow))
+        for kind, isas in (("cpu", (*floats, *others)), ("conv1d", (*floats, *narrow)), ("precision", narrow))
     )
     accuracy, memory, plans, resnet = (
         read(name) for name in ("accuracy", "memory", "plans", "resnet50_avx512")
@@ -91,14 +91,16 @@ def accuracy_table(rows: list[dict[str, Any]]) -> str:
 
 def cpu_tables(result: dict[str, Any]) -> list[str]:
     """Networks of one instruction set against the peers, and what the kernels reach of the machine."""
-    isa = result["benchmark"].removeprefix("cpu_").removesuffix("_busy")
+    isa = result["benchmark"].removeprefix("cpu_").removesuffix("_busy").removesuffix("_beside")
+    beside = any(row["table"] == "beside" for row in result["rows"])
     others = next((row["processes"] for row in result["rows"] if row["table"] == "busy"), 0)
     where = f"{result['date']}, {result['cores']} cores of an {result['processor']}"
     rows = [row for row in result["rows"] if row["table"] == "models"]
     ratios, *kernels = (row for row in result["rows"] if row["table"] == "summary")
     engines = list(rows[0]["ms"])
     lines = [
-        f"| network | {' | '.join(f'{engine}, ms' for engine in engines)} | faster peer over hybridc |",
+        f"| network | {' | '.join(f'{engine}, ms' for engine in engines)} | faster peer over "
+        f"{'hybridc_beside' if beside else 'hybridc'} |",
         "|---" * (len(engines) + 2) + "|",
     ]
     for row in rows:
@@ -106,8 +108,11 @@ def cpu_tables(result: dict[str, Any]) -> list[str]:
         lines.append(f"| {row['model']} | {times} | {row['ratio']:.2f} |")
     held = ", OpenVINO held to AVX2" if isa == "avx2" else ""
     busy = f", while {others} other processes compute" if others else ""
+    what = f"Whole networks on the CPU for `{isa}`{held}{busy}"
+    if beside:
+        what = f"The CPU part of `cuda+{isa}`, to which all kernels are pinned, and a CPU alone"
     parts = [
-        f"Whole networks on the CPU for `{isa}`{held}{busy} ({where}):",
+        f"{what} ({where}):",
         "\n".join(lines),
         f"Geometric mean {ratios['geometric_mean']:.2f}, worst {ratios['worst']:.2f}.",
     ]
