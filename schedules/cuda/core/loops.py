@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Callable, Mapping
 
 import tvm_ffi
@@ -90,7 +92,7 @@ def launch_alone(schedule: s_tir.Schedule, info: SBlockInfo, epilogue: SBlockRV 
         # one result: a thread of its own, as every store needs one
         spatial = [schedule.add_unit_loop(serial[0] if serial else block)]
     schedule.reorder(*spatial, *serial)
-    thread = bind(schedule, spatial)
+    thread = bind(schedule, spatial, BLOCK_THREADS if epilogue is None else threads_apart(schedule, spatial))
     if epilogue is not None:
         for index in range(len(schedule.get(block).writes)):
             schedule.set_scope(block, index, "local")
@@ -129,6 +131,15 @@ def _thread_per_result(schedule: s_tir.Schedule, blocks: list[SBlockInfo]) -> bo
     schedule.reorder(*owned, *swept)
     thread = bind(schedule, owned, _aligned_threads(schedule, owned))
     return all(_reduce_at(schedule, info, thread) for info in reversed(blocks[:-1]))
+
+
+def threads_apart(schedule: s_tir.Schedule, loops: list[LoopRV]) -> int:
+    """Threads of a block that are not just what some inner loops have together, as those of 16 x 16 results:
+    TVM then names the number of the block in the epilogue alone, and no longer sees that both of a thread's
+    blocks are of the same result."""
+    together = set(itertools.accumulate((extent(schedule, [loop]) for loop in reversed(loops)), operator.mul))
+    fitting = (BLOCK_THREADS >> halvings for halvings in range(3))
+    return next((threads for threads in fitting if threads not in together), BLOCK_THREADS)
 
 
 def _aligned_threads(schedule: s_tir.Schedule, loops: list[LoopRV]) -> int:

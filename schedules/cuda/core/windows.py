@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from hybridc.schedules.cuda.core.loops import bind
+from hybridc.schedules.cuda.core.loops import bind, threads_apart
 from hybridc.schedules.cuda.core.refusal import attempt
 from hybridc.schedules.cuda.core.vectors import first_step
 
@@ -122,7 +122,7 @@ def _tile(
     tap = steps.pop(number - (len(spatial) - 2))
     spatial[number + 2], inner = schedule.split(spatial[number + 2], [None, count])
     schedule.reorder(*spatial, *steps, tap, inner)
-    thread = bind(schedule, spatial)
+    thread = bind(schedule, spatial, threads_apart(schedule, spatial))
     schedule.set_scope(sums, 0, "local")
     schedule.reverse_compute_at(epilogue, thread, preserve_unit_loops=True)
     schedule.compute_at(held, steps[-1] if steps else thread, preserve_unit_loops=True)

@@ -67,6 +67,34 @@ def test_drawn_windows_are_what_numpy_says(monkeypatch: pytest.MonkeyPatch) -> N
     assert sum(found is not None for found in shared) > DRAWN
 
 
+@pytest.mark.parametrize("shape", [(1, 2, 32, 32), (1, 4, 16, 64)])
+def test_images_as_large_as_a_block_of_threads_take_one_launch(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+) -> None:
+    """TVM names the number of a block differently in two blocks of a thread where the results of a channel
+    are just as many as its threads: 16 x 16 behind a pool, 8 x 32 by fours of a depthwise convolution."""
+    monkeypatch.setattr(windows, "ENOUGH_THREADS", 8)
+    values, channels = np.random.default_rng(1), shape[1]
+    data = values.standard_normal(shape).astype("float32")
+    family = convolution(shape, (channels, 1, 3, 3), padding=1, groups=channels)
+    inputs = [data, *(values.standard_normal(s).astype("float32") for s in family.shapes[1:])]
+    cases = {
+        "pool": case(
+            lambda e, x: op.nn.relu(op.nn.max_pool2d(x, (2, 2), strides=(2, 2))),
+            lambda x: np.maximum(ref.max_pool(x, 2, 2, 0), 0),
+            [data],
+            "reduction",
+        ),
+        "depthwise": case(
+            family.build,
+            lambda x, w, b: ref.relu(ref.conv(x, w, stride=1, padding=1, groups=channels) + b),
+            inputs,
+            "conv2d",
+        ),
+    }
+    check(cases)
+
+
 def test_few_results_are_not_shared() -> None:
     function = convolution((1, 8, 14, 14), (8, 1, 5, 5), padding=2, groups=8).function("small")
     assert windows.windows_shared(function, "conv2d") is None
