@@ -7,6 +7,7 @@
     python benchmarks/gpu_model.py --against CHECKOUT [--networks bert,bert@fp16 --gpus "RTX 3090,GTX 1650"]
     python benchmarks/gpu_model.py --gates
     python benchmarks/gpu_model.py --gates memory,resnet50
+    python benchmarks/gpu_model.py --layouts resnet50,resnet50@fp16 [--gpu "RTX 3090"]
 
 The first prints JSON for a kernel that anybody wrote in CUDA C++. The kernel's parameters are the buffers in
 their order, if it has no others; else give all of them by --arguments: numbers as they are, a buffer as `b`
@@ -20,7 +21,9 @@ that in `results/gpu_model_suite.json`. The fourth compiles networks by the code
 The others count, for GPUs of sm_75, sm_80 and sm_86, what is judged without times: spilled registers, tensor
 cores, widths of loads, bank conflicts, sectors, waves. They print it for each rule, and end with 1 where a
 threshold (gpu_model/gates.py) is missed for which gpu_model/exceptions.py gives no reason. The first takes
-all of the suite, and notes each kernel in `results/gpu_gates.json`.
+all of the suite, and notes each kernel in `results/gpu_gates.json`. The last estimates convolutions beside
+products of the same extents, which is what channels-last activations could gain (gpu_model/layouts.py), and
+notes that in `results/gpu_model_layouts.json`.
 
 Needs `nvdisasm` (the extra `bench`) and g++. Times are estimates: docs/benchmarks.md says how far off they
 are where that is known.
@@ -55,6 +58,7 @@ def main() -> None:
     actions.add_argument("--suite", metavar="NETWORK[:BATCH][@fp16],...")
     actions.add_argument("--against", type=Path, metavar="CHECKOUT", help="of commit 51b395f")
     actions.add_argument("--gates", nargs="?", const="", metavar="NETWORK[:BATCH][@fp16],...")
+    actions.add_argument("--layouts", metavar="NETWORK[:BATCH][@fp16],...")
     parser.add_argument("--kernel", help="its name, or a part of the mangled one")
     parser.add_argument("--grid", type=_three, help="blocks along x, y and z")
     parser.add_argument("--block", type=_three, help="threads along x, y and z")
@@ -80,6 +84,8 @@ def _run(arguments: argparse.Namespace) -> None:
         _validate(arguments.kernels, arguments.validate)
     elif arguments.suite:
         _price(arguments.suite.split(","), gpu_named(arguments.gpu))
+    elif arguments.layouts:
+        _lay_out(arguments.layouts.split(","), gpu_named(arguments.gpu))
     elif arguments.against is not None:
         _compare(arguments.against, arguments.networks.split(","), arguments.gpus.split(","))
     elif arguments.gates is not None:
@@ -157,6 +163,20 @@ def _price(networks: Sequence[str], processor: Processor) -> None:
         key = rows[-1]["network"], processor.name
         others = [r for r in result_rows("gpu_model_suite") if (r["network"], r["gpu"]) != key]
         write_result("gpu_model_suite", [*others, *rows])
+
+
+def _lay_out(networks: Sequence[str], processor: Processor) -> None:
+    """Rows of the same network on the same GPU replace those that the result has."""
+    from gpu_model.layouts import layout_rows
+
+    for network in networks:
+        rows = []
+        for row in layout_rows(network, processor):
+            print(json.dumps(row), flush=True)
+            rows.append(row)
+        key = network, processor.name
+        others = [r for r in result_rows("gpu_model_layouts") if (r["network"], r["gpu"]) != key]
+        write_result("gpu_model_layouts", [*others, *rows])
 
 
 def _compare(checkout: Path, networks: Sequence[str], gpus: Sequence[str]) -> None:

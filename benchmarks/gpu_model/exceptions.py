@@ -27,10 +27,6 @@ EXCEPTIONS: Mapping[tuple[str, str], tuple[float, str]] = {
     ),
     ("conv2d", "wide_loads"): (0.75, _WINDOWS),
     ("conv2d", "filled"): (0.5, _FEW_TILES),
-    ("few_query_attention", "tensor_cores"): (
-        0,
-        "bound by memory: keys and values are read once, and tiles of 16 queries would be mostly padding",
-    ),
     ("few_rows", "filled"): (
         0,
         "bound by memory, of which a block for each multiprocessor has enough loads on their way; "
@@ -50,13 +46,20 @@ EXCEPTIONS: Mapping[tuple[str, str], tuple[float, str]] = {
         1.4,
         "four lanes load half a sector of a query at a time; their next access finds the rest in L1",
     ),
-    ("tensor_core_conv", "filled"): (0.7, _FEW_TILES),
+    ("tensor_core_conv", "filled"): (0.5, _FEW_TILES),
     ("tensor_core_conv", "sectors"): (
         1.5,
         "windows of bytes begin at any byte of a sector, and end in the next",
     ),
     ("tensor_core_conv", "wide_loads"): (0.3, _BYTES),
     ("tensor_core_matmul", "filled"): (0.25, _FEW_TILES),
+    ("tensor_core_winograd", "filled"): (0.6, _FEW_TILES),
+    ("tensor_core_winograd", "sectors"): (
+        1.5,
+        "tiles of 4x4 inputs overlap by two columns, of which a lane loads those beside its own four apart; "
+        "where lines do not begin at multiples of four elements, each element is loaded by itself",
+    ),
+    ("tensor_core_winograd", "wide_loads"): (0.7, _WINDOWS),
     ("winograd", "wide_loads"): (0, _WINDOWS),
     ("winograd", "filled"): (0.75, _FEW_TILES),
     ("winograd", "sectors"): (1.5, "tiles of 4x4 inputs overlap by two columns"),

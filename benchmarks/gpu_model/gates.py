@@ -28,8 +28,10 @@ SUITE = (
     "products",
     "quantized@int8",
     "resnet50",
+    "resnet50@fp16",
     "mobilenet_v2",
     "unet",
+    "unet@fp16",
     "super_resolution",
     "bert",
     "bert@fp16",
@@ -72,9 +74,10 @@ GATES = {
 
 No local memory: what ptxas calls no spill may still be an array that is indexed by a variable. Every
 product of two operands of 16-bit floats or 8-bit integers is made by tensor cores, where the GPU has them
-for that type. Large products load 90 % of the bytes of their hot loops by 128 bits a thread, and make 8
-multiply-adds of what they load from shared memory at a time: a thread that makes 8x8 sums of two vectors of
-8, loaded by 128 bits, makes 16. A tenth of the shared accesses and a quarter of the sectors may be wasted.
+for that type, unless memory bounds it without them: of a few rows or columns fragments would be padding.
+Large products load 90 % of the bytes of their hot loops by 128 bits a thread, and make 8 multiply-adds of
+what they load from shared memory at a time: a thread that makes 8x8 sums of two vectors of 8, loaded by 128
+bits, makes 16. A tenth of the shared accesses and a quarter of the sectors may be wasted.
 Large kernels have two blocks for each multiprocessor, or are split into several launches.
 """
 
@@ -195,6 +198,13 @@ def _counters(launch: Call, gpu: Processor) -> tuple[Counters, Counters]:
 
 
 def _is_eligible(made: SuiteKernel, gpu: Processor) -> bool:
-    """Whether tensor cores of the GPU multiply the first two operands: floats of 16 bits, integers of 8."""
+    """Whether tensor cores of the GPU multiply the first two operands, floats of 16 bits or integers of 8, of
+    a kernel that takes longer for its arithmetic without them than for its bytes."""
+    arithmetic_us, memory_us = (
+        made.kernel.flops / gpu.peak_gflops / 1e3,
+        made.kernel.bytes_moved / gpu.bandwidth_gb_s / 1e3,
+    )
+    if arithmetic_us < memory_us:
+        return False
     kinds = {str(buffer.dtype).removeprefix("u") for buffer in list(made.function.params)[:2]}
     return kinds <= {"float16", "bfloat16", "int8"} & chip_of(gpu).tensor_gflops.keys() and len(kinds) == 1

@@ -21,7 +21,7 @@ _TYPES = {
 
 
 @dataclass(slots=True)
-class _Builder:
+class Builder:
     """A model whose operators share nothing."""
 
     nodes: list[onnx.NodeProto] = field(default_factory=list)
@@ -75,7 +75,7 @@ class _Builder:
 
 def _memory() -> onnx.ModelProto:
     """What moves bytes: pooling, resizing, indexing, transposing, joining, reducing."""
-    build = _Builder()
+    build = Builder()
     build.op("MaxPool", [build.fed(1, 64, 112, 112)], kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
     build.op("MaxPool", [build.fed(1, 64, 224, 224)], kernel_shape=[2, 2], strides=[2, 2])
     build.op("AveragePool", [build.fed(1, 192, 35, 35)], kernel_shape=[3, 3], pads=[1] * 4)
@@ -96,7 +96,7 @@ def _memory() -> onnx.ModelProto:
     return build.model()
 
 
-def _attention(build: _Builder, queries: int, keys: int, dtype: str) -> None:
+def _attention(build: Builder, queries: int, keys: int, dtype: str) -> None:
     """Of 16 heads of 64."""
     heads = 16
     operands = [build.fed(1, n, 64 * heads, dtype=dtype) for n in (queries, keys, keys)]
@@ -106,7 +106,7 @@ def _attention(build: _Builder, queries: int, keys: int, dtype: str) -> None:
 def _few_rows() -> onnx.ModelProto:
     """Up to eight rows times a matrix, whose weights are read once: floats, and codes of 4 and 8 bits; and
     attention of few queries."""
-    build, depth = _Builder(), 2048
+    build, depth = Builder(), 2048
     for rows, columns in ((1, 2048), (1, 1024), (4, 2048), (8, 2048)):
         build.op("MatMul", [build.fed(rows, depth), build.noise(depth, columns)])
     for rows, bits in ((1, 4), (4, 4), (1, 8)):
@@ -123,7 +123,7 @@ def _few_rows() -> onnx.ModelProto:
 
 def _products() -> onnx.ModelProto:
     """Products large enough for every multiprocessor, with floats of 32 and of 16 bits."""
-    build = _Builder()
+    build = Builder()
     for dtype in ("float32", "float16"):
         operands = [build.fed(2048, 512, dtype=dtype), build.noise(512, 2048, dtype=dtype)]
         build.op("MatMul", operands, dtype)
@@ -133,7 +133,7 @@ def _products() -> onnx.ModelProto:
 
 def _quantized() -> onnx.ModelProto:
     """Products of 8-bit integers: matrices, and convolutions whose data are read by words and by bytes."""
-    build = _Builder()
+    build = Builder()
     build.quantized_product("MatMul", (2048, 512), (512, 2048))
     build.quantized_product("MatMul", (512, 768), (768, 3072), "int8")
     build.quantized_product("Conv", (16, 128, 28, 28), (512, 128, 1, 1))

@@ -60,12 +60,16 @@ class SuiteKernel:
 def kernels_of_network(network: str, processor: Processor) -> list[SuiteKernel]:
     """`network` is one of `SINGLE_KERNELS` or a model: `resnet50:16` with a batch, `bert@fp16` stored
     in 16-bit floats, `quantized@int8` multiplied in integers."""
-    precision = network.partition("@")[2]
+    return kernels_of_model(model_of(network), processor, network.partition("@")[2])
+
+
+def kernels_of_model(model: onnx.ModelProto, processor: Processor, precision: str = "") -> list[SuiteKernel]:
+    """The same of a model."""
     target, machine = target_of(processor), replace(load_machine(), gpu=processor)
     options = CompileOptions(target=target, precision=precision or FP32, machine=machine)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        save_network(network, path)
+        onnx.save(model, path, save_as_external_data=True)
         imported = import_model(path, options)[1]
         # all that can be stored in 16 bits: times do not depend on what the measured errors would exclude
         job = replace(imported.job, rounding=lambda _, functions: dict.fromkeys(functions, 0.0))
@@ -81,12 +85,16 @@ def kernels_of_network(network: str, processor: Processor) -> list[SuiteKernel]:
     ]
 
 
-def save_network(network: str, path: Path) -> None:
-    """The ONNX model of a name as `kernels_of_network` takes it, whatever its precision."""
+def model_of(network: str) -> onnx.ModelProto:
+    """Of a name as `kernels_of_network` takes it, whatever its precision."""
     name, _, batch = network.partition("@")[0].partition(":")
     parameters = PARAMETERS.get(name, {}) | ({"batch": int(batch)} if batch else {})
-    made = SINGLE_KERNELS.get(name, lambda: models.build(name, **parameters))()
-    onnx.save(made, path, save_as_external_data=True)
+    return SINGLE_KERNELS.get(name, lambda: models.build(name, **parameters))()
+
+
+def save_network(network: str, path: Path) -> None:
+    """The ONNX model of a name as `kernels_of_network` takes it, whatever its precision."""
+    onnx.save(model_of(network), path, save_as_external_data=True)
 
 
 def target_of(processor: Processor) -> Target:

@@ -51,6 +51,31 @@ def gpu_model_tables() -> list[str]:
         "and are one CUDA graph now, in which the last column counts each but the first with the "
         f"{GRAPH_LAUNCH_US} us that were published of one on another GPU:",
         _against(against["rows"]),
+        *_layouts(),
+    ]
+
+
+def _layouts() -> list[str]:
+    """Convolutions beside products, a row for each network."""
+    layouts = read("gpu_model_layouts")
+    lines = [
+        "| network | GPU | convolutions | estimated, ms | as products, ms | times faster at most |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in layouts["rows"]:
+        if "convolutions" in row:
+            us, product_us = row["us"], row["product_us"]
+            lines.append(
+                f"| {row['network']} | {row['gpu']} | {row['convolutions']} | {us / 1e3:.2f} "
+                f"| {product_us / 1e3:.2f} | {us / product_us:.2f} |"
+            )
+    return [
+        "What channels-last activations could gain on a GPU: convolutions without groups, as they are with "
+        "channels first (Winograd's algorithm where it is estimated to pay), beside products of the same "
+        "extents, whose left matrix lies in memory row by row. A convolution of channels-last data takes no "
+        "less than that, but for Winograd's algorithm, and transposing what another device reads is not "
+        f"counted (`benchmarks/gpu_model.py --layouts`, {layouts['date']}, estimated):",
+        "\n".join(lines),
     ]
 
 
