@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import geometric_mean
 from typing import Any
 
-from hybridc.machine import GRAPH_LAUNCH_US
+from hybridc.machine import GRAPH_LAUNCH_US, gpu_named
 from pages.results import read
 
 _UNKNOWN = """\
@@ -41,7 +41,8 @@ def gpu_model_tables() -> list[str]:
         "Kernels of networks as hybridc compiles them (the batch stands behind a colon, else it is 1), "
         f"estimated, without launches ({suite['date']}; the share of peak is the median of the distinct "
         "kernels whose arithmetic takes longer at peak than their bytes do at the memory's bandwidth, and "
-        "counts what Winograd's algorithm saves; rows in front of `resnet50:16` are of schedules of "
+        "counts what Winograd's algorithm saves, and is of float32's peak, of fp16 of that of tensor cores "
+        "with float32 sums; rows in front of `resnet50:16` are of schedules of "
         "2026-11-23, those of convolutional networks behind it of 2026-11-25, those of fp16 of 2026-11-29; "
         "differences of less than 1.4 times are within the model's error):",
         _networks(suite["rows"]),
@@ -144,12 +145,15 @@ def _kernels(rows: list[dict[str, Any]]) -> str:
 
 
 def _share_of_peak(network: dict[str, Any], rows: list[dict[str, Any]]) -> float:
-    """Median of the kernels of a network that arithmetic bounds."""
+    """Median of the kernels of a network that arithmetic bounds; of fp16 of what tensor cores reach."""
     place = network["network"], network["gpu"]
     kernels = [r for r in rows if "rule" in r and (r["network"], r["gpu"]) == place]
-    return statistics.median(
-        r["share_of_peak"] for r in kernels if r["share_of_peak"] > r["share_of_bandwidth"]
-    )
+    gpu = gpu_named(network["gpu"])
+    peak_gflops = gpu.peak_gflops
+    if network["network"].endswith("@fp16") and gpu.chip is not None:
+        peak_gflops = gpu.chip.tensor_gflops["float16"]
+    shares = [(r["share_of_peak"] * gpu.peak_gflops / peak_gflops, r["share_of_bandwidth"]) for r in kernels]
+    return statistics.median(of_peak for of_peak, of_bandwidth in shares if of_peak > of_bandwidth)
 
 
 def _networks(rows: list[dict[str, Any]]) -> str:

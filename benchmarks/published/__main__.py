@@ -1,6 +1,6 @@
 """Published experiments with their authors' constants, and each paper's own figures beside ours.
 
-    python benchmarks/published [--seconds 5] [--moccasin FOLDER] [--only flexgen,moccasin-250]
+    python benchmarks/published [--seconds 30] [--moccasin FOLDER] [--only flexgen,moccasin-250]
 
 With `--moccasin` graphs are read from `data/` of the authors' repository, else drawn alike. With `--only`
 the other experiments stay as they are in the record.
@@ -36,7 +36,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=5.0, help="of search, on the nominal machine")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of search, on the nominal machine")
     parser.add_argument("--moccasin", type=Path, help="folder with the graphs of its authors")
     parser.add_argument("--only", default="", help="comma-separated; default: all")
     arguments = parser.parse_args()
