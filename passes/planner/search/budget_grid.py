@@ -126,9 +126,9 @@ def plan_all_budgets(
     `fixed_budgets`; larger budgets get the plan for it.
     Ensures: arenas as tight as can be; never slower with a larger budget, all else equal; the same for a
     budget whatever others are asked for. Without `has_bounds` the bounds of the plans are 0, which takes
-    less time. Searches that are `is_brief`, for graphs of which each takes long, make no single moves, run no
-    kernel again, and leave intervals as wide as a step of the effort. `report` hears of each budget: (done,
-    total).
+    less time. Searches that are `is_brief`, for graphs of which each takes long, make single moves at anchors
+    alone, run no kernel again, and leave intervals as wide as a step of the effort. `report` hears of each
+    budget: (done, total).
     """
     problem = replace(context.problem, host_bytes=context.host_bytes)
     wide = problem if is_brief else with_repeats(problem)
@@ -320,8 +320,6 @@ class _Grid:
     def _settled(self, position: int, found: PlacedPlan) -> PlacedPlan:
         """The plan that single moves lead to with the memory of an anchor, unless none is faster."""
         key = position, found.decisions
-        if self.is_brief:
-            return found
         if key not in self._ends:
             point = self._point(self.anchors[position], found)
             polished = self._tightened(_polished_at(point), found)
