@@ -42,8 +42,7 @@ def gpu_model_tables() -> list[str]:
         f"estimated, without launches ({suite['date']}; the share of peak is the median of the distinct "
         "kernels whose arithmetic takes longer at peak than their bytes do at the memory's bandwidth, and "
         "counts what Winograd's algorithm saves, and is of float32's peak, of fp16 of that of tensor cores "
-        "with float32 sums; rows in front of `resnet50:16` are of schedules of "
-        "2026-11-23, those of convolutional networks behind it of 2026-11-25, those of fp16 of 2026-11-29; "
+        "with float32 sums; "
         "differences of less than 1.4 times are within the model's error):",
         _networks(suite["rows"]),
         "Networks at batch 1 as the code of commit 51b395f compiled them, in float32 and for all GPUs alike, "
