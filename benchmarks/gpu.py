@@ -90,7 +90,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--budgets", default=BUDGETS)
     parser.add_argument("--isa", default=native_isa().name)
     parser.add_argument("--seconds", type=float, default=0.7, help="of one engine at one budget")
-    parser.add_argument("--machine", help="profile to plan with where the part `profile` is left out")
+    parser.add_argument(
+        "--machine", help=f"profile to plan with where the part `profile` is left out (default: {DATA_SHEET})"
+    )
     parser.add_argument(
         "--jobs", type=int, default=max(available_threads() // 2, 1), help="compilations at once"
     )
@@ -130,7 +132,8 @@ class Bench:
         self.gpu = gpu(arguments.emulate_gpu)
         self.name = "gpu_" + re.sub(r"\W+", "_", self.gpu.name.removeprefix("NVIDIA ")).lower()
         self.cuda = f"cuda:{self.gpu.architecture}"
-        self.machine: str | None = arguments.machine
+        is_measured = "profile" in self.parts and not arguments.emulate_gpu
+        self.machine: str | None = arguments.machine or (None if is_measured else DATA_SHEET)
         self.done: list[Row] = []
 
     def rows(self) -> Iterator[Row]:
@@ -171,7 +174,7 @@ class Bench:
         jobs = [(name, partial(self.compile, name)) for name in chosen]
         if "networks" in self.parts and not self.arguments.emulate_gpu:
             jobs += [(name, partial(self.compile_for_cpu, name)) for name in chosen]
-        if "profile" in self.parts and self.machine is not None:
+        if "profile" in self.parts and self.machine not in (None, DATA_SHEET):
             jobs += [(name, partial(self.compile, name, DATA_SHEET)) for name in self._chosen(DETAILED)]
         for name in chosen:
             self.model(name)
@@ -260,7 +263,7 @@ class Bench:
 
     def compile(self, name: str, machine: str | None = None) -> Row:
         """For every budget; by the measured profile, or by that of a data sheet."""
-        label = machine or ("measured" if self.machine else "default")
+        label = machine or {None: "default", DATA_SHEET: DATA_SHEET}.get(self.machine, "measured")
         artifact = self._of(name) / f"{label}.hyb"
         used = machine or self.machine
         budgets = self.arguments.budgets if machine is None else DATA_SHEET_BUDGETS
