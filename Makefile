@@ -90,12 +90,13 @@ runtime-wheel: $(VENV)/.installed
 # about five hours on two cores, three of which are `plans`, `drawn_plans`, `regret` and `published`: choose some with
 # PARTS="memory cpu-avx2".
 BENCHMARKS := accuracy memory offsets plans drawn_plans regret published resnet50 compile_time cpu-avx512 cpu-avx2 \
-    sessions conv1d-avx512 conv1d-avx2 conv1d-avx512_bf16 precision decode decoder_plans training ranks serve
+    beside sessions conv1d-avx512 conv1d-avx2 conv1d-avx512_bf16 precision decode decoder_plans training ranks serve
 PARTS ?= $(BENCHMARKS)
 
 # Parts that are not a file of their name, or ISA behind it.
 COMMAND_drawn_plans := plans.py --drawn 20 --seed 1 --seconds 10 --later 60
 COMMAND_published := published
+COMMAND_beside := cpu.py --beside-gpu
 
 define run_part
 $(BIN)/python benchmarks/$(or $(COMMAND_$(1)),$(subst -,.py --isa ,$(1))$(if $(findstring -,$(1)),,.py))

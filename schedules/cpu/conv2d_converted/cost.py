@@ -70,16 +70,14 @@ def _copy_cost(conv: Convolution, lines: int, columns: int) -> float:
 
 
 def direct_cost(request: Request, blocking: Blocking) -> float:
-    """Of direct convolution in blocks, whose data are blocked, too, or plain."""
+    """Of direct convolution in blocks, which reads plain data."""
     isa, conv = request.target.isa, read_blocked_convolution(blocking.request(request))
     assert conv is not None
     plan = next(iter(rank_plans(conv, isa, request.threads).values()))
     cycles = predicted_cycles(conv, plan, isa, request.threads)
-    each = _DATA
-    if blocking.inputs is None:
-        is_far = blocking.taps == (1, 1) and 4 * math.prod(blocking.data_shape[1:]) > isa.l2_bytes // 2
-        each = _FAR if is_far else 0.0
-    return cycles + each * math.prod(blocking.data_shape) + _conversion_cost(request, blocking)
+    is_far = blocking.taps == (1, 1) and 4 * math.prod(blocking.data_shape[1:]) > isa.l2_bytes // 2
+    far = math.prod(blocking.data_shape) if is_far else 0
+    return cycles + _FAR * far + _conversion_cost(request, blocking)
 
 
 def winograd_cost(request: Request, blocking: Blocking) -> float | None:

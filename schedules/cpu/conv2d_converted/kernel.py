@@ -1,6 +1,6 @@
 """A convolution of plain activations by a kernel for blocked ones, between stages that convert.
 
-data in blocks   (only for Winograd's algorithm, whose tiles overlap)        a transposition
+data in blocks   for Winograd's algorithm and depthwise convolution          a transposition
 weights          blocked when compiling, or here if they are trained
 sums in blocks   by a rule for blocked convolutions
 results          transposed back, through the epilogue                       `plain_results.py`
