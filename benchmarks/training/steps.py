@@ -68,10 +68,6 @@ class Step:
         new = {v.name: t for v, t in zip(self.programs.step.outputs, self.graph.outputs, strict=True)}
         return {old[s.name]: new[s.name + NEW] for s in self.programs.states if s.name + NEW in new}
 
-    @property
-    def gpu_pins(self) -> dict[str, Device]:
-        return _gpu_pins(self.graph)
-
 
 def build(name: str, **arguments: Any) -> onnx.ModelProto:
     """A model of `hybridc.models`; `resnetN` of any depth N."""

@@ -32,8 +32,8 @@ from hybridc.frontend.expand.quantized.packed_product import (
     import_packed_gather,
     import_packed_product,
 )
-from hybridc.frontend.expand.recurrence_loops import recurrence
-from hybridc.frontend.expand.recurrent import RECURRENCE_OPERATOR
+from hybridc.frontend.expand.recurrent.loops import recurrence
+from hybridc.frontend.expand.recurrent.operators import RECURRENCE_OPERATOR
 from hybridc.frontend.loss_nodes import negative_log_likelihood_loss, softmax_cross_entropy_loss
 from hybridc.frontend.narrow.casts import bit_cast, cast
 from hybridc.frontend.parameters import TRAINING_BATCH_NORM, TRAINING_DROPOUT

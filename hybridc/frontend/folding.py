@@ -269,7 +269,7 @@ class FoldAndExpand(folding.FoldConstantsPass):
         self, node: ir.Node, expansion: Expansion, *, is_last: bool = False
     ) -> folding.Replacement | None:
         """What an expansion makes; `is_last` if what is not known yet never will be."""
-        build = Builder(self.opset, keeps_packed=not self.for_training)
+        build = Builder(self.opset, for_training=self.for_training)
         try:
             results = expansion(node, build)
         except NotYet:

@@ -37,6 +37,7 @@ from hybridc.passes.training.gradients import (
     rule_name,
 )
 from hybridc.passes.training.recompute import recompute_cheap
+from hybridc.passes.training.rules.matmul import shared_matrices, sum_of_products
 
 SEED = "dropout_seed"
 """Name of the input, an int64 scalar, that is added to a program with dropout. Each step takes another."""
@@ -159,13 +160,14 @@ class _Differentiator:
         if math.prod(tensor_shape(loss)) != 1:
             raise ModelError("HC162", f"the loss is not a scalar: it has shape {tensor_shape(loss)}")
         one = np.ones(tensor_shape(loss), tensor_dtype(loss))
+        self.reverse.shared_matrices = shared_matrices(tape)
         self.adjoints[loss] = relax.const(one, one.dtype.name)
         complete = self._completed(tape)
         results: dict[relax.Var, Sequence[relax.Expr]] = {}
         for position in reversed(range(len(tape))):
             self._through(tape[position])
             for parameter in complete.get(position, []):
-                gradient = self.adjoints.pop(parameter, None)
+                gradient = self._taken(parameter)
                 if gradient is not None:
                     results[parameter] = update(self.reverse, parameter, gradient)
         return results
@@ -205,6 +207,9 @@ class _Differentiator:
 
     def _taken(self, var: relax.Var) -> Gradient:
         """The gradient with respect to a variable, complete."""
+        products = self.reverse.products.pop(var, None)
+        if products is not None:
+            self._add(var, sum_of_products(self.reverse, var, products))
         return self.tuple_adjoints.pop(var, None) or self.adjoints.pop(var, None)
 
     def _add(self, argument: relax.Expr, gradient: Gradient) -> None:

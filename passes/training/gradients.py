@@ -26,6 +26,8 @@ from hybridc.passes.program.program import (
     variables,
 )
 
+Product: TypeAlias = "tuple[relax.Expr, relax.Expr]"
+"""Of a transposed first matrix with a second one."""
 Gradient: TypeAlias = "relax.Expr | list[relax.Expr | None] | None"
 """Of a tensor; of a tuple, one for each field; None where there is none."""
 
@@ -175,6 +177,10 @@ class Reverse(Emitter):
     """Input that random numbers are drawn from."""
     draws: int = 0
     """Random tensors emitted so far."""
+    shared_matrices: frozenset[relax.Var] = frozenset()
+    """Those whose gradients are left as `products` until all of them are there."""
+    products: dict[relax.Var, list[Product]] = field(default_factory=dict)
+    """By the matrix whose gradient has their sum: what is not emitted yet."""
     norm_parts: int = 1
     """Parts of a batch, each on a rank of its own, whose statistics BatchNorm takes together."""
     examples: relax.Var | None = None

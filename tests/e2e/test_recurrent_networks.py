@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,66 +11,9 @@ import pytest
 import hybridc
 from hybridc.errors import ModelError
 from hybridc.ir import Device, Graph
-from hybridc.recurrence.activations import ACTIVATIONS
-from hybridc.recurrence.cell import GATES
 from hybridc.targets import ISAS, missing_flags
 from tests.support.expansion import assert_compiled_agrees
-from tests.support.recurrent_models import Recurrent
-
-FUNCTIONS = {"LSTM": 3, "GRU": 2, "RNN": 1}
-
-
-def drawn(seed: int) -> Recurrent:
-    """Any attributes and operands, of any small extents."""
-    random = np.random.default_rng(seed)
-
-    def perhaps() -> bool:
-        return bool(random.integers(2))
-
-    cell = str(random.choice(list(GATES)))
-    direction = str(random.choice(["forward", "reverse", "bidirectional"]))
-    attributes: dict[str, object] = {}
-    if perhaps():
-        attributes["clip"] = float(random.uniform(0.2, 2.0))
-    if perhaps():
-        functions = FUNCTIONS[cell] * (2 if direction == "bidirectional" else 1)
-        attributes["activations"] = [str(n) for n in random.choice(sorted(ACTIVATIONS), functions)]
-        # states stay small; onnxruntime's defaults of some parameters are not ONNX's
-        attributes["clip"] = float(random.uniform(0.2, 2.0))
-        for name in ("activation_alpha", "activation_beta"):
-            attributes[name] = [float(x) for x in random.uniform(0.1, 0.9, functions)]
-    if cell == "GRU":
-        attributes["linear_before_reset"] = int(random.integers(2))
-    if cell == "LSTM":
-        attributes["input_forget"] = int(random.integers(2))
-    return Recurrent(
-        cell,
-        steps=int(random.integers(1, 9)),
-        batch=int(random.integers(1, 12)),
-        inputs=int(random.integers(1, 20)),
-        hidden=int(random.integers(1, 80)),
-        direction=direction,
-        layout=int(random.integers(2)),
-        bias=perhaps(),
-        lengths=perhaps(),
-        states=(perhaps(), perhaps()),
-        peepholes=cell == "LSTM" and perhaps(),
-        weights_fed=perhaps(),
-        attributes=attributes,
-        seed=seed,
-    )
-
-
-def expected(case: Recurrent) -> list[np.ndarray]:
-    """By onnxruntime, which knows only `layout` 0."""
-    plain = replace(case, layout=0)
-    session = onnxruntime.InferenceSession(
-        plain.model().SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    result, *states = session.run(None, plain.feeds())
-    if not case.layout:
-        return [result, *states]
-    return [result.transpose(2, 0, 1, 3), *(state.swapaxes(0, 1) for state in states)]
+from tests.support.recurrent_models import Recurrent, drawn, expected
 
 
 def assert_agrees(case: Recurrent, folder: Path, target: str) -> Graph:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,23 +11,9 @@ import hybridc
 
 torch = pytest.importorskip("torch")
 
+from tests.support.training_export import exported_for_training  # noqa: E402  needs torch
+
 BATCH, CLASSES = 8, 5
-
-
-def exported_for_training(net: Any, path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch's, about the exporter that keeps BatchNorm as it is
-        torch.onnx.export(
-            net,
-            (torch.zeros(BATCH, 1, 8, 8),),
-            str(path),
-            dynamo=False,
-            training=torch.onnx.TrainingMode.TRAINING,
-            do_constant_folding=False,
-            input_names=["x"],
-            output_names=["logits"],
-            dynamic_axes={"x": {0: "N"}},
-        )
 
 
 @pytest.mark.isa("avx2")
@@ -43,7 +27,7 @@ def test_trained_network_is_that_of_pytorch_in_evaluation(tmp_path: Path) -> Non
         torch.nn.Dropout(0.4),
         torch.nn.Linear(16, CLASSES),
     )
-    exported_for_training(net, tmp_path / "net.onnx")
+    exported_for_training(net, torch.zeros(BATCH, 1, 8, 8), tmp_path / "net.onnx")
     hybridc.compile_training(
         tmp_path / "net.onnx",
         tmp_path / "step.hyb",

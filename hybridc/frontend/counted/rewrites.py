@@ -23,7 +23,7 @@ from hybridc.frontend.expand.builder import (
     operand,
     shape_of,
 )
-from hybridc.frontend.expand.recurrent import RECURRENCE_OPERATOR
+from hybridc.frontend.expand.recurrent.operators import RECURRENCE_OPERATOR
 from hybridc.frontend.values import constant_array
 from hybridc.labels import LOSS_NODES
 

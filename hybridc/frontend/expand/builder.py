@@ -40,10 +40,10 @@ class NotYet(Exception):
 class Builder:
     """Records nodes of the standard operators. Values are added as operands as they are."""
 
-    def __init__(self, opset: int, *, keeps_packed: bool = True) -> None:
+    def __init__(self, opset: int, *, for_training: bool = False) -> None:
         self.opset = opset
-        self.keeps_packed = keeps_packed
-        """Whether constant weights of few bits may stay so."""
+        self.for_training = for_training
+        """Whether all that is made needs a gradient; else it may be what has none, as weights of few bits."""
         self.nodes: list[ir.Node] = []
 
     def op(self, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:

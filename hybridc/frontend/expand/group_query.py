@@ -161,9 +161,7 @@ def _present(past: ir.Value | None, new: ir.Value, step: Step, build: Builder) -
             behind = build.slice(past, 2, before + length, step.kept)
             return typed(build.op("Concat", made, behind, axis=2), dtype, shape)
         return _padded(made, step.kept, build)
-    if (
-        past is not None and has_room and build.keeps_packed
-    ):  # not in training, where it would need a gradient
+    if past is not None and has_room and not build.for_training:  # where it would need a gradient
         return appended_rows(past, new, step.before, build)
     positions = build.constant(np.arange(step.kept).reshape(1, 1, -1, 1), dtype_of(step.before))
     after = build.op("Add", step.before, build.constant(length, dtype_of(step.before)))

@@ -187,7 +187,7 @@ def _tensor_scatter(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
         and not is_circular
         and len(shape) == 4
         and axis == 2
-        and build.keeps_packed
+        and not build.for_training
     ):
         most = shape[axis] - new[axis]
         before = typed(build.reshape(starts, (-1, 1, 1, 1)), dtype_of(starts), (shape[0], 1, 1, 1))

@@ -13,7 +13,6 @@ from hybridc.frontend.expand import (
     group_query,
     linear,
     normalization,
-    recurrent,
     resize,
     rotary,
     signal,
@@ -27,6 +26,7 @@ from hybridc.frontend.expand.functions import by_body
 from hybridc.frontend.expand.generated import constants, random
 from hybridc.frontend.expand.quantized import block_quantized, embedding, packed_weights, products
 from hybridc.frontend.expand.quantized import elementwise as quantized_elementwise
+from hybridc.frontend.expand.recurrent import operators as recurrent
 
 MICROSOFT = "com.microsoft"
 PREVIEW = "ai.onnx.preview"

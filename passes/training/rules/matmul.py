@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from tvm import relax
 
 from hybridc.passes.program.program import is_op, tensor_shape
-from hybridc.passes.training.gradients import Gradient, Reverse, gradient
+from hybridc.passes.training.gradients import Gradient, Product, Recorded, Reverse, gradient
 from hybridc.passes.training.rules.elementwise import summed_to
 
 op = relax.op
@@ -23,9 +25,38 @@ def _matmul(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr) ->
     if reverse.wanted(a):
         product = reverse.emit(op.matmul(grad, _transposed(reverse, columns)))
         da = reverse.shaped(summed_to(reverse, product, rows), tensor_shape(a))
-    if reverse.wanted(b):
+    if b in reverse.shared_matrices:
+        reverse.products.setdefault(b, []).append((rows, grad))
+    elif reverse.wanted(b):
         db = reverse.shaped(_matrix_gradient(reverse, rows, columns, grad), tensor_shape(b))
     return [da, db]
+
+
+def shared_matrices(tape: Iterable[Recorded]) -> frozenset[relax.Var]:
+    """Matrices that several others are multiplied with, as those of a recurrence in each step, whose gradient
+    is made by one product in the end.
+
+    Of a matrix [k, n] and m rows each: to put operands together moves 2 m (k + n) elements, and to add
+    a product to the sum so far 4 k n.
+    """
+    products = [r.value for r in tape if isinstance(r.value, relax.Call) and is_op(r.value, "matmul")]
+    readers = Counter(call.args[1] for call in products if isinstance(call.args[1], relax.Var))
+
+    def is_apart(call: relax.Call) -> bool:
+        a, b = map(tensor_shape, call.args)
+        return not len(a) == len(b) == 2 or a[0] * (a[1] + b[1]) > 2 * math.prod(b)
+
+    apart = {call.args[1] for call in products if is_apart(call)}
+    return frozenset(var for var, count in readers.items() if count > 1 and var not in apart)
+
+
+def sum_of_products(reverse: Reverse, matrix: relax.Var, products: Sequence[Product]) -> relax.Expr:
+    """What `products` add to the gradient of a matrix that they share."""
+    rows, grad = (
+        parts[0] if len(parts) == 1 else reverse.emit(op.concat(list(parts), 0))
+        for parts in zip(*products, strict=True)
+    )
+    return _matrix_gradient(reverse, rows, matrix, grad)
 
 
 def _as_matrices(reverse: Reverse, a: relax.Expr, b: relax.Expr) -> tuple[relax.Expr, relax.Expr]:

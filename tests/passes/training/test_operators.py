@@ -31,7 +31,7 @@ WITHOUT = {
         If Loop Scan SequenceEmpty SequenceErase SequenceInsert SequenceMap""",
     "of com.microsoft, which is refused": """
         Attention BiasGelu EmbedLayerNormalization FastGelu SkipLayerNormalization""",
-    "what LSTM, GRU and RNN become: refused with HC160, as no gradient is written yet": "Recurrence",
+    "what LSTM, GRU and RNN become, but not in training": "Recurrence",
     "what readers of packed weights become, but not in training": "PackedGather PackedProduct",
     "what GroupQueryAttention appends to its past by, but not in training": "AppendedRows",
     "in no file: what the frontend makes for training, tested in `rules`": """

@@ -88,7 +88,7 @@ def _mat_mul_nbits(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
         zeros = constant_of(zero, "a zero point").reshape(columns, -1)
         zeros = _unpacked(zeros, bits, blocks) if zeros.dtype == np.uint8 else zeros
     codes = _unpacked(packed, bits, depth)
-    matrix = packed_panels(Codes(codes, scales, zeros, bits, block)) if build.keeps_packed else None
+    matrix = packed_panels(Codes(codes, scales, zeros, bits, block)) if not build.for_training else None
     if matrix is not None and has_rows(a):
         may_round = node.attributes.get_int("accuracy_level", 0) == _INT8_ACCURACY
         product = packed_product(a, matrix, build, rounds_rows=may_round)
@@ -133,7 +133,7 @@ def _gather_block_quantized(node: ir.Node, build: Builder) -> Sequence[ir.Value]
         middle = np.full((), 1 << (bits - 1), np.uint8)
         zeros = middle if zeros is None else _unpacked(zeros, bits, scales.shape[-1])
     indices, gather_axis = operand(node, 1), node.attributes.get_int("gather_axis", 0)
-    if build.keeps_packed and codes.ndim == 2 and gather_axis % 2 == 0 and axis % 2 == 1:
+    if not build.for_training and codes.ndim == 2 and gather_axis % 2 == 0 and axis % 2 == 1:
         packed = packed_rows(Codes(codes, scales, zeros, bits, block))
         if packed is not None and has_rows(indices) and constant_array(indices) is None:
             return [packed_gather(indices, packed, dtype_of(scale), build)]

@@ -34,7 +34,7 @@ _SAME_VALUES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 
 def is_left_packed(node: ir.Node, build: Builder) -> bool:
     """Whether a DequantizeLinear stays as it is for now, for those that read it; at most once."""
-    if not build.keeps_packed or _LEFT in node.meta:
+    if build.for_training or _LEFT in node.meta:
         return False
     node.meta[_LEFT] = True
     return any(use.node.op_type in (*STANDARD, "Transpose") for use in node.outputs[0].uses())
@@ -104,7 +104,7 @@ def _is_dequantized(value: ir.Value) -> bool:
 
 def _codes(value: ir.Value, depth_axis: int, build: Builder) -> Codes | None:
     """What a constant matrix is dequantized from, its `depth_axis` as the last one; None if it is another."""
-    producer = value.producer() if build.keeps_packed else None
+    producer = value.producer() if not build.for_training else None
     while producer is not None and producer.op_type == "Transpose":
         if list(producer.attributes.get_ints("perm", [1, 0])) != [1, 0]:
             return None

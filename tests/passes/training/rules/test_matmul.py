@@ -49,3 +49,23 @@ def test_a_dense_layer_transposes_no_weight_and_no_gradient_of_it() -> None:
     program = differentiate(program_of(build, values), ["x", "w"]).program
     transposed = [b.value.args[0] for b in program.bindings if is_op(b.value, "permute_dims")]
     assert [tuple(int(n) for n in t.ty.shape) for t in transposed] == [(3, 4), (6, 3)]
+
+
+def test_a_matrix_of_several_products_has_one_for_its_gradient() -> None:
+    """As that of a recurrence; of one with many rows sums are added, which moves less."""
+
+    def build(emitter: Emitter, w: relax.Var, v: relax.Var, **rows: relax.Var) -> relax.Expr:
+        products = [op.matmul(x, w) for x in rows.values()]
+        columns = emitter.emit(op.permute_dims(v))
+        transposed = [op.matmul(x, columns) for x in rows.values()]
+        return side_by_side([*products, *transposed], emitter)
+
+    def products(count: int) -> int:
+        values = {"w": normal(0, 5, 4), "v": normal(1, 4, 5)}
+        values |= {f"x{i}": normal(2 + i, count, 5) for i in range(3)}
+        assert_gradients(build, values)
+        program = differentiate(program_of(build, values), ["w", "v"]).program
+        return sum(is_op(b.value, "matmul") for b in program.bindings)
+
+    assert products(2) == 6 + 2
+    assert products(20) == 6 + 6

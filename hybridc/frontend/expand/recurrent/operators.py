@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN: the product with the inputs for all steps at once, and a `Recurrence` for the rest."""
+"""LSTM, GRU and RNN: the product with the inputs for all steps at once, and the steps: one kernel or many."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from hybridc.frontend.expand.builder import (
     operand,
     shape_of,
 )
+from hybridc.frontend.expand.recurrent.unrolled import unrolled
 from hybridc.frontend.values import constant_array
 from hybridc.recurrence.activations import ACTIVATIONS, Activation
 from hybridc.recurrence.cell import GATES, Recurrence
@@ -31,6 +32,8 @@ _ATTRIBUTES = (
     *("direction", "hidden_size", "input_forget"),
 )
 """Of an LSTM without a layout."""
+_SAME_ELEMENTS = ("Cast", "Expand", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze")
+"""Operators whose result has no elements that their first operand has not, but for types."""
 _NAMES = {name.lower(): name for name in ACTIVATIONS}
 
 
@@ -42,7 +45,8 @@ def _expand(node: ir.Node, build: Builder) -> Sequence[ir.Value]:
     is_batch_first = bool(node.attributes.get_int("layout", 0))
     recurrence = _recurrence(node)
     operands = _operands(node, recurrence, build, is_batch_first)
-    result, *states = _steps(recurrence, operands, _extents(node, is_batch_first), build)
+    made = unrolled if build.for_training else _steps
+    result, *states = made(recurrence, operands, _extents(node, is_batch_first), build)
     if is_batch_first:
         result = build.transpose(result, (2, 0, 1, 3))
         states = [build.transpose(state, (1, 0, 2)) for state in states]
@@ -163,8 +167,14 @@ def _states(
 
 
 def _is_zero(value: ir.Value) -> bool:
-    array = constant_array(value)
-    return array is not None and not array.any()
+    """Whether a state is zeros for each size of a batch, as exporters write it where none is given."""
+    array, node = constant_array(value), value.producer()
+    if array is not None or node is None:
+        return array is not None and not array.any()
+    if node.op_type == "ConstantOfShape":
+        filling = node.attributes.get_tensor("value")
+        return filling is None or not filling.numpy().any()
+    return node.op_type in _SAME_ELEMENTS and _is_zero(operand(node, 0))
 
 
 def _lengths(lengths: ir.Value | None, steps: int) -> ir.Value | None:
