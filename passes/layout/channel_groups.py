@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hybridc.passes.layout.state import lanes_of
-from hybridc.schedules.cpu.conv2d_blocked.groups import grouping
+from hybridc.schedules.cpu.conv2d_blocked.groups import Grouping, grouping
 from hybridc.targets import Isa
 
 
@@ -48,18 +48,24 @@ class Groups:
         return filled
 
 
-def joining(groups: Groups, input_lanes: int, isa: Isa) -> tuple[int, int]:
-    """The least number of groups to merge for blocks of `input_lanes` channels, and the result's block
-    size."""
+def joining(groups: Groups, input_lanes: int, isa: Isa) -> tuple[int, int, float]:
+    """How many groups to merge for blocks of `input_lanes` channels, the result's block size, and how much
+    longer products take than those of the groups as they are would in whole vectors: the least there is."""
     outputs = len(groups.weight)
     widths = tuple(dict.fromkeys((lanes_of(outputs, isa), 8)))
+    found = [(groups.count, widths[0], float(groups.count))]
     for number in (n for n in range(1, groups.count) if groups.count % n == 0):
         for lanes in widths:
-            if _fit(groups, number, input_lanes, lanes) and grouping(
-                number * groups.inputs, number * groups.outputs, input_lanes, lanes, isa
-            ):
-                return number, lanes
-    return groups.count, widths[0]
+            fitting = grouping(number * groups.inputs, number * groups.outputs, input_lanes, lanes, isa)
+            if fitting is not None and _fit(groups, number, input_lanes, lanes):
+                found.append((number, lanes, number * _share_of_vectors(fitting, isa)))
+    return min(found, key=lambda each: (each[2], each[0]))
+
+
+def _share_of_vectors(found: Grouping, isa: Isa) -> float:
+    """Lanes of the processor that are busy for an output: half a vector takes as long as a whole one."""
+    used = found.lanes if found.narrow else found.outputs / found.vectors
+    return isa.lanes() / used
 
 
 def _fit(groups: Groups, number: int, input_lanes: int, lanes: int) -> bool:

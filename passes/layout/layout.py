@@ -161,10 +161,10 @@ def _grouped(
     """Blocked if joining groups until they fit vectors takes less time than converting the layout would."""
     shape, found = tensor_shape(data), layout.blocked.get(data)
     input_lanes = lanes_of(shape[1], layout.isa) if found is None else found.lanes
-    number, lanes = joining(groups, input_lanes, layout.isa)
+    number, lanes, longer = joining(groups, input_lanes, layout.isa)
     conversions = MINIMUM_REUSE * (math.prod(shape) + math.prod(result)) * (1 if found is None else -1)
     multiply_adds = math.prod(result) * math.prod(groups.weight.shape[1:])
-    if multiply_adds * (PLAIN_GROUPS - BLOCKED_GROUPS * number) < conversions:
+    if multiply_adds * (PLAIN_GROUPS - BLOCKED_GROUPS * longer) < conversions:
         return None
     joined = groups.joined(number)
     if joined.count == 1:

@@ -16,7 +16,7 @@ In groups of channels, vectors of a group read that group's input only. Narrow g
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tvm import ir, tirx
@@ -46,10 +46,12 @@ from hybridc.schedules.cpu.core.micro_kernel import (
     integer,
     loop,
     sequence,
+    unrolled,
+    vectorized,
 )
 from hybridc.schedules.cpu.core.nest import finish, loads
 from hybridc.schedules.cpu.core.packed_weight import packed_weight
-from hybridc.schedules.cpu.core.register_tile import Stream, reduction, register_tile
+from hybridc.schedules.cpu.core.register_tile import RegisterTile, Stream, reduction, register_tile
 from hybridc.schedules.packing import Packing
 from hybridc.schedules.rule import Request, Scheduled, pick, schedule_rule
 
@@ -120,11 +122,16 @@ def _vnni_packing(conv: BlockedConvolution, plan: BlockedConvPlan, dot: Dot) -> 
 
 
 def _grouped_packing(conv: BlockedConvolution, plan: BlockedConvPlan) -> Packing:
-    """The same for weights `[O, C, KH, KW]` of groups: whatever vectors are side by side may be joined."""
-    taps, outputs = (conv.height.taps, conv.width.taps), conv.output_blocks * conv.output_lanes
-    inner = (conv.input_blocks, conv.input_channels // conv.input_blocks)
-    split = (group_count(conv, plan), 1, plan.vectors, plan.lanes, *inner, *taps)
-    return Packing((outputs, conv.input_channels, *taps), split, (0, 1, 4, 6, 7, 5, 2, 3))
+    """The same for weights `[O, C, KH, KW]` of groups, each filled up to whole vectors: whatever vectors are
+    side by side may be joined."""
+    inner = (conv.input_channels, conv.height.taps, conv.width.taps)
+    outputs = conv.output_blocks * conv.output_lanes
+    by_group = (conv.groups, outputs // conv.groups, *inner)
+    filled = (conv.groups, conv.filled_outputs // conv.groups, *inner)
+    blocks = (conv.input_blocks, conv.input_channels // conv.input_blocks)
+    split = (group_count(conv, plan), 1, plan.vectors, plan.lanes, *blocks, *inner[1:])
+    apart = Packing((outputs, *inner), by_group, (0, 1, 2, 3, 4))
+    return Packing(filled, split, (0, 1, 4, 6, 7, 5, 2, 3), before=apart)
 
 
 def blocked_tasks(buffers: Buffers, fill: Fill = copy_rows) -> tirx.Stmt:
@@ -255,7 +262,7 @@ def _tile(at: _Tile) -> tirx.Stmt:
     else:
         extents = (plan.chunk, conv.height.taps, conv.width.taps, conv.input_lanes)
         accumulate = reduction(extents, tile, step, [*_next_inputs(at), *_next_rows(at), *_outputs(at)])
-    write = tile.each(lambda m, v, lane: task.store(at.group, places[m], v, lane, tile.sum_at(m, v, lane)))
+    write = _stores(at, tile, places)
     if partial is None:
         return tile.within([tile.clear(), accumulate, write])
     restore = tile.set(lambda m, v, lane: tirx.BufferLoad(partial, kept(m, v, lane)))
@@ -263,6 +270,29 @@ def _tile(at: _Tile) -> tirx.Stmt:
     start = tirx.IfThenElse(task.chunk > integer(0), restore, tile.clear())
     end = tirx.IfThenElse(task.chunk < integer(buffers.chunks - 1), save, write)
     return tile.within([start, accumulate, end])
+
+
+def _stores(at: _Tile, tile: RegisterTile, places: Sequence[Place]) -> tirx.Stmt:
+    """Write sums, of groups whose last vectors they do not fill a part of a vector after the other."""
+    task, grouping = at.task, at.task.buffers.conv.grouping
+
+    if grouping is None or not grouping.is_filled:
+        return tile.each(lambda m, v, lane: task.store(at.group, places[m], v, lane, tile.sum_at(m, v, lane)))
+
+    def part(m: int, v: ir.Expr, first: int) -> tirx.Stmt:
+        def store(lane: ir.Expr) -> tirx.Stmt:
+            return task.store(
+                at.group, places[m], v, lane, tile.sum_at(m, v, integer(first) + lane), first=first
+            )
+
+        return tirx.IfThenElse(task.is_output(at.group, v, first), vectorized(grouping.stored, store), None)
+
+    firsts = range(0, grouping.lanes, grouping.stored)
+
+    def row(m: int) -> tirx.Stmt:
+        return unrolled(tile.vectors, lambda v: sequence([part(m, v, first) for first in firsts]))
+
+    return sequence([row(m) for m in range(at.pixels)])
 
 
 def _next_inputs(at: _Tile) -> list[Stream]:

@@ -15,9 +15,9 @@ LEAST_CHANNELS = 4
 class Grouping:
     """Vectors of `lanes` output channels, and what they sum over.
 
-    Groups of `outputs` channels that are a multiple of `lanes` have vectors of their own, which sum over
-    `inputs` broadcast scalars. Of narrower groups, several share a vector: each of its `inputs` steps spreads
-    one channel of every such group over that group's lanes.
+    Groups of `lanes` outputs and more have vectors of their own, which sum over `inputs` broadcast scalars;
+    half of the last one may be left over, whose sums are not stored. Of narrower groups, several share a
+    vector: each of its `inputs` steps spreads one channel of every such group over that group's lanes.
     """
 
     inputs: int
@@ -25,11 +25,28 @@ class Grouping:
     lanes: int
     block: int
     """Channels of a block of the input."""
+    output_block: int
 
     @property
     def narrow(self) -> bool:
         """Whether several groups share a vector."""
         return self.outputs < self.lanes
+
+    @property
+    def vectors(self) -> int:
+        """Those of a group that is not narrow."""
+        return -(-self.outputs // self.lanes)
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether vectors are stored in parts: those of a block, and of a group's last one those that are
+        outputs."""
+        return self.stored < self.lanes
+
+    @property
+    def stored(self) -> int:
+        """Lanes that lie side by side in a block of the output, and of which all are of a group or none."""
+        return self.lanes if self.narrow else math.gcd(self.outputs, self.lanes, self.output_block)
 
     @property
     def channels(self) -> int:
@@ -50,15 +67,15 @@ class Grouping:
 def grouping(inputs: int, outputs: int, input_block: int, output_block: int, isa: Isa) -> Grouping | None:
     """For groups of so many channels and blocks of so many; None if vectors and groups do not fit together.
 
-    Whole vectors come first, even if groups would fill half ones: some processors do both halves at once.
+    Whole vectors come first, even if groups would fill half ones: some processors do both halves at once, and
+    a group of 24 channels takes two whole ones instead of three halves.
     """
-    widths = (isa.lanes(), isa.lanes() // 2) if isa.lanes() > 8 else (isa.lanes(),)
-    for lanes in (width for width in widths if output_block % width == 0):
-        found = Grouping(inputs, outputs, lanes, input_block)
+    for lanes in (isa.lanes(), isa.lanes() // 2) if isa.lanes() > 8 else (isa.lanes(),):
+        found = Grouping(inputs, outputs, lanes, input_block, output_block)
         if found.narrow:
-            fits = lanes % outputs == 0 and input_block % found.channels == 0
+            fits = output_block % lanes == lanes % outputs == input_block % found.channels == 0
         else:
-            fits = outputs % lanes == 0 and found.input_lanes >= min(LEAST_CHANNELS, inputs)
+            fits = 2 * found.stored >= lanes and found.input_lanes >= min(LEAST_CHANNELS, inputs)
         if fits:
             return found
     return None

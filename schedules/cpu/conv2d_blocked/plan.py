@@ -132,7 +132,7 @@ class BlockedConvPlan:
 
 def group_count(conv: BlockedConvolution, plan: BlockedConvPlan) -> int:
     """Groups of output vectors in all."""
-    return conv.output_blocks * conv.output_lanes // (plan.vectors * plan.lanes)
+    return conv.filled_outputs // (plan.vectors * plan.lanes)
 
 
 def tiles_of_task(conv: BlockedConvolution, plan: BlockedConvPlan) -> int:
@@ -161,7 +161,7 @@ def rank_plans(
 
 def _plans(conv: BlockedConvolution, isa: Isa) -> Iterator[BlockedConvPlan]:
     lanes = min(isa.lanes(), conv.output_lanes) if conv.grouping is None else conv.grouping.lanes
-    vectors = conv.output_blocks * conv.output_lanes // (lanes * conv.groups)
+    vectors = conv.filled_outputs // (lanes * conv.groups)
     depth = conv.input_channels // conv.input_blocks * conv.height.taps * conv.width.taps
     block_vectors = 1 if conv.grouping is not None else conv.output_lanes // lanes
     for width in (v for v in divisors(vectors) if v <= 8 and not (v % block_vectors and block_vectors % v)):

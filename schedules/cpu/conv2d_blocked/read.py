@@ -88,6 +88,14 @@ class BlockedConvolution:
         return outputs * self.input_channels * self.height.taps * self.width.taps
 
     @property
+    def filled_outputs(self) -> int:
+        """Output channels, and those that fill the last vectors of groups."""
+        outputs = self.output_blocks * self.output_lanes
+        if self.grouping is None or not self.grouping.is_filled:
+            return outputs
+        return self.groups * self.grouping.vectors * self.grouping.lanes
+
+    @property
     def input_channels(self) -> int:
         """Channels that one output sums over."""
         return self.input_blocks * self.input_lanes if self.grouping is None else self.grouping.inputs

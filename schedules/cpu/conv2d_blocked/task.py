@@ -131,13 +131,37 @@ class Pass:
         return tirx.BufferLoad(weight, [*which, block, *k[1:], *inner])
 
     def store(
-        self, group: ir.Expr, place: Place, vector: ir.Expr, lane: ir.Expr, value: ir.Expr
+        self,
+        group: ir.Expr,
+        place: Place,
+        vector: ir.Expr,
+        lane: ir.Expr,
+        value: ir.Expr,
+        first: int = 0,
     ) -> tirx.BufferStore:
-        """Write a finished sum through the epilogue."""
-        plan, conv = self.buffers.plan, self.buffers.conv
-        which = (self.first_group + group) * integer(plan.vectors) + vector
-        block, first = _unflatten(which * integer(plan.lanes), conv.output_lanes)
-        return conv.store(self.n, block, *self.pixel(place), first + lane, value)
+        """Write a finished sum, of so many lanes behind the `first` one, through the epilogue."""
+        conv = self.buffers.conv
+        block, at = _unflatten(self._channel(group, vector, first), conv.output_lanes)
+        return conv.store(self.n, block, *self.pixel(place), at + lane, value)
+
+    def is_output(self, group: ir.Expr, vector: ir.Expr, first: int) -> ir.Expr:
+        """Whether a vector has outputs from lane `first` on, where groups do not fill their last one."""
+        grouping = self.buffers.conv.grouping
+        assert grouping is not None
+        _, number = _unflatten(self._number(group, vector), grouping.vectors)
+        return number * integer(grouping.lanes) + integer(first) < integer(grouping.outputs)
+
+    def _number(self, group: ir.Expr, vector: ir.Expr) -> ir.Expr:
+        """Of a group's vector among all."""
+        return (self.first_group + group) * integer(self.buffers.plan.vectors) + vector
+
+    def _channel(self, group: ir.Expr, vector: ir.Expr, first: int) -> ir.Expr:
+        grouping, lanes = self.buffers.conv.grouping, integer(self.buffers.plan.lanes)
+        which = self._number(group, vector)
+        if grouping is None or not grouping.is_filled:
+            return which * lanes + integer(first)
+        channels, number = _unflatten(which, grouping.vectors)
+        return channels * integer(grouping.outputs) + number * lanes + integer(first)
 
 
 def _unflatten(flat: ir.Expr, width: int) -> Place:

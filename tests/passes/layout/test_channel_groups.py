@@ -35,20 +35,22 @@ def test_filled_outputs_are_zero():
 @pytest.mark.parametrize(
     ("groups", "input_lanes", "expected"),
     [
-        ((32, 4, 4), 16, (1, 16)),
-        ((10, 4, 4), 8, (1, 8)),
-        ((3, 24, 24), 16, (1, 8)),
-        ((4, 12, 12), 16, (2, 16)),
-        ((3, 80, 20), 16, (3, 16)),
-        ((8, 3, 3), 8, (8, 8)),
+        ((32, 4, 4), 16, (1, 16, 1)),
+        ((10, 4, 4), 8, (1, 8, 2)),
+        ((3, 24, 24), 16, (1, 8, 4 / 3)),
+        ((4, 56, 56), 16, (1, 16, 8 / 7)),
+        ((4, 12, 12), 16, (1, 16, 8 / 3)),
+        ((8, 6, 6), 16, (2, 16, 16 / 3)),
+        ((3, 80, 18), 16, (3, 16, 3)),
+        ((8, 3, 3), 8, (8, 8, 8)),
     ],
     ids=str,
 )
-def test_as_few_groups_are_joined_as_fit_vectors_and_blocks(groups, input_lanes, expected):
-    assert joining(groups_of(*groups), input_lanes, ISAS["avx512"]) == expected
+def test_groups_are_joined_so_that_vectors_are_filled_best(groups, input_lanes, expected):
+    assert joining(groups_of(*groups), input_lanes, ISAS["avx512"]) == pytest.approx(expected)
 
 
 def test_groups_that_fill_last_blocks_read_channels_that_exist():
     """Ten groups of four outputs in blocks of 16 are twelve, but blocks of eight hold inputs for ten."""
-    assert joining(groups_of(10, 4, 4), 16, ISAS["avx512"]) == (1, 16)
-    assert joining(groups_of(10, 4, 4), 8, ISAS["avx512"]) == (1, 8)
+    assert joining(groups_of(10, 4, 4), 16, ISAS["avx512"])[:2] == (1, 16)
+    assert joining(groups_of(10, 4, 4), 8, ISAS["avx512"])[:2] == (1, 8)

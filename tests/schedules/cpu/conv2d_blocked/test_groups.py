@@ -87,6 +87,11 @@ CASES = [
     Case(2, 64, 32, (7, 7), **POINT, batches=2),
     Case(4, 24, 24, (6, 10), strides=(2, 1)),
     Case(3, 20, 80, (4, 6), **POINT),
+    # the last vector of a group is half full
+    Case(4, 56, 56, (7, 9)),
+    Case(4, 12, 12, (5, 6), strides=(2, 2), batches=2),
+    Case(8, 20, 20, (4, 6), i=8, o=8),
+    Case(2, 40, 24, (5, 5), **POINT),
 ]
 
 
@@ -159,7 +164,11 @@ def test_infinities_stay_within_their_group(harness):
         (8, 8, "avx512", 16, 16),
         (8, 8, "avx2", 8, 8),
         (1, 2, "avx512", 16, 8),
-        (24, 24, "avx512", 8, 8),
+        (24, 24, "avx512", 16, 8),
+        (24, 24, "avx2", 8, 8),
+        (56, 56, "avx512", 16, 8),
+        (12, 12, "avx512", 8, 4),
+        (20, 20, "avx2", 8, 4),
         (20, 80, "avx512", 16, 4),
         (64, 32, "avx512", 16, 16),
     ],
@@ -170,7 +179,7 @@ def test_vectors_hold_several_narrow_groups_or_a_part_of_a_wide_one(inputs, outp
     assert (found.lanes, found.input_lanes) == (lanes, input_lanes)
 
 
-@pytest.mark.parametrize(("inputs", "outputs"), [(12, 12), (3, 3), (80, 20), (4, 1)])
+@pytest.mark.parametrize(("inputs", "outputs"), [(6, 6), (3, 3), (80, 18), (4, 1)])
 def test_groups_that_do_not_fit_vectors_have_no_grouping(inputs, outputs):
     assert grouping(inputs, outputs, 16, 16, ISAS["avx512"]) is None
 
@@ -188,6 +197,6 @@ def test_reader_finds_groups_that_the_dense_reader_leaves_alone(isa):
 def test_tasks_never_mix_groups(isa):
     for case in CASES:
         conv = _read(case, ISAS[isa])
-        each = conv.output_blocks * conv.output_lanes // conv.groups
+        each = conv.filled_outputs // conv.groups
         for plan in rank_plans(conv, ISAS[isa], THREADS).values():
             assert each % (plan.groups * plan.vectors * plan.lanes) == 0
