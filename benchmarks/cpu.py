@@ -2,7 +2,7 @@
 
     python benchmarks/cpu.py [--isa amx|avx512|avx2] [--models resnet50,bert] [--threads 2] [--rounds 3]
                              [--kernels resnet50 | --skip-kernels] [--busy 2]
-    python benchmarks/cpu.py --drawn recurrent|attention|speech|depthwise|quantized|operators
+    python benchmarks/cpu.py --drawn networks|recurrent|attention|speech|depthwise|quantized|operators
                              [--count 8] [--seed 0]
     python benchmarks/cpu.py --beside-gpu [...]
 
@@ -10,8 +10,8 @@ Each engine runs in a process of its own, one after the other, so that neither s
 one disturb another; rounds of all engines alternate, figures are medians over all rounds. Before a model is
 timed, the outputs of all engines have to agree. The peers are onnxruntime and OpenVINO, and the faster one
 counts. For the target avx2 OpenVINO is held to AVX2, which onnxruntime cannot be: it is a peer there only on
-a processor without AVX-512. Drawn networks are of random sizes (`drawn/`); int8 ones are compiled for
-AVX-512's VNNI instructions with `--isa avx512`. Let nothing else run on the machine: with `--busy`
+a processor without AVX-512. Drawn networks are of random sizes, or those of timm (`drawn/`); int8 ones are
+compiled for AVX-512's VNNI instructions with `--isa avx512`. Let nothing else run meanwhile: with `--busy`
 so many processes compute meanwhile, as other programs of a user would. With `--beside-gpu` what runs is the
 CPU part of a target that has a GPU, where all kernels are pinned to the CPU, and a CPU alone is timed, too:
 tensors are plain there, since either device may read them. Exits with 1 if outputs disagree or an
@@ -142,7 +142,7 @@ def _arguments() -> argparse.Namespace:
     native = "avx2" if native_isa().vector_bits == ISAS["avx2"].vector_bits else "avx512"
     parser.add_argument("--isa", choices=INSTRUCTION_SETS, default=native)
     parser.add_argument("--models", type=_names, default=list(SUITE), metavar="A,B")
-    parser.add_argument("--drawn", choices=FAMILIES, help="networks of random sizes, not those of the suite")
+    parser.add_argument("--drawn", choices=FAMILIES, help="networks drawn at random, not those of the suite")
     parser.add_argument("--count", type=int, default=8, help="of drawn networks")
     parser.add_argument("--seed", type=int, default=0, help="of drawn networks")
     parser.add_argument("--threads", type=int, default=available_threads())

@@ -9,6 +9,7 @@ import numpy as np
 from drawn.attention import draw_attention
 from drawn.case import Case
 from drawn.depthwise import draw_depthwise
+from drawn.networks import draw_network
 from drawn.operators import draw_operator
 from drawn.quantized import draw_quantized
 from drawn.recurrent import draw_recurrent
@@ -21,6 +22,7 @@ FAMILIES: dict[str, Callable[[np.random.Generator], Case]] = {
     "depthwise": draw_depthwise,
     "quantized": draw_quantized,
     "operators": draw_operator,
+    "networks": draw_network,
 }
 
 

@@ -1,4 +1,4 @@
-"""The table of networks of random sizes."""
+"""The table of networks that are drawn at random."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from common import RESULTS
 from pages.results import read
 
 FAMILIES = {
+    "networks": "image networks of timm, any architecture",
     "recurrent": "LSTM and GRU layers, batch 1 and 16",
     "attention": "transformers over 1,000 to 2,000 positions",
     "speech": "speech encoders",
@@ -41,7 +42,7 @@ def drawn_tables() -> list[str]:
         "|---" * 7 + "|",
     ]
     words = (
-        "Networks of random sizes, two threads, against the faster peer (OpenVINO is held to the target's "
+        "Networks drawn at random, two threads, against the faster peer (OpenVINO is held to the target's "
         "instructions; ONNX Runtime, which cannot be, is a peer for vectors of 256 bits only on a processor "
         "without AVX-512):"
     )
