@@ -220,13 +220,14 @@ def _pairwise(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> r
 
 
 def _pow(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
-    """Base and exponent may differ in type; TVM raises floating point numbers only, and of one type. Cubes,
-    as GELU by tanh has them, are products, as in ONNX Runtime: of those TVM does not warn."""
+    """Base and exponent may differ in type; TVM raises floating point numbers only, and of one type. Squares,
+    and cubes, as GELU by tanh has them, are products, as in ONNX Runtime."""
     base, exponent = (importer._nodes[name] for name in proto.input)
     types = [str(value.ty.dtype) for value in (base, exponent)]
     known = None if node.inputs[1] is None else constant_array(node.inputs[1])
-    if known is not None and not known.shape and known == 3 and types[0].startswith("float"):
-        return relax.op.multiply(relax.op.multiply(base, base), base)
+    if known is not None and not known.shape and known in (2, 3) and types[0].startswith("float"):
+        square = relax.op.multiply(base, base)
+        return square if known == 2 else relax.op.multiply(square, base)
     if types[0] == types[1] and types[0].startswith("float"):
         return None
     common = types[0] if types[0].startswith("float") else "float64"

@@ -205,8 +205,9 @@ def test_power_of_mixed_types(make_model, assert_matches):
     assert_matches(make_model(nodes, {"x": [4]}, ["y"]), {"x": np.array([0, 1, 2, 5], np.float32)})
 
 
-def test_a_cube_is_a_product(make_model, assert_matches):
-    model = make_model([make_node("Pow", ["x", "three"], ["y"])], {"x": [4]}, ["y"], {"three": np.float32(3)})
+@pytest.mark.parametrize("exponent", [2, 3])
+def test_squares_and_cubes_are_products(make_model, assert_matches, exponent):
+    model = make_model([make_node("Pow", ["x", "n"], ["y"])], {"x": [4]}, ["y"], {"n": np.float32(exponent)})
     assert_matches(model, {"x": np.array([-2, -0.5, 0, 3], np.float32)})
     assert "power" not in read_model(model).module.script()
 
