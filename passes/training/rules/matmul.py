@@ -25,7 +25,7 @@ def _matmul(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr) ->
     if reverse.wanted(a):
         product = reverse.emit(op.matmul(grad, _transposed(reverse, columns)))
         da = reverse.shaped(summed_to(reverse, product, rows), tensor_shape(a))
-    if b in reverse.shared_matrices:
+    if reverse.wanted(b) and b in reverse.shared_matrices:
         reverse.products.setdefault(b, []).append((rows, grad))
     elif reverse.wanted(b):
         db = reverse.shaped(_matrix_gradient(reverse, rows, columns, grad), tensor_shape(b))

@@ -26,6 +26,7 @@ class Grouping:
     block: int
     """Channels of a block of the input."""
     output_block: int
+    """And of one of the output."""
 
     @property
     def narrow(self) -> bool:

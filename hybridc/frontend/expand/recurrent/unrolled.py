@@ -16,7 +16,9 @@ from hybridc.recurrence.activations import Activation
 from hybridc.recurrence.cell import Recurrence
 
 MAX_STEPS = 1_000
-"""A step of an LSTM becomes about 12 nodes: as many as unrolled loops may become."""
+"""One of an LSTM becomes 17 nodes, and with its gradient 18 kernels; more would take long to plan."""
+Extents = tuple[int, int, int, int]
+"""Steps, rows of the batch, directions, hidden units."""
 
 _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "Elu": ("alpha",),
@@ -30,11 +32,10 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = {
 def unrolled(
     recurrence: Recurrence,
     operands: Sequence[ir.Value | None],
-    extents: tuple[int, int, int, int],
+    extents: Extents,
     build: Builder,
 ) -> list[ir.Value]:
-    """Results of the operands, both as `Recurrence` lists them, but for a GRU's memory; `extents` are steps,
-    rows of the batch, directions, hidden units.
+    """Results of the operands, both as `Recurrence` lists them, but for a GRU's memory.
 
     Raises Unsupported for more than `MAX_STEPS` steps.
     """
@@ -156,7 +157,7 @@ def _step_of(recurrence: Recurrence) -> _Step:
 def _direction(
     recurrence: Recurrence,
     operands: Sequence[ir.Value | None],
-    extents: tuple[int, int, int, int],
+    extents: Extents,
     d: int,
     build: Builder,
 ) -> list[ir.Value]:
@@ -187,7 +188,7 @@ def _direction(
 def _cell(
     recurrence: Recurrence,
     operands: Sequence[ir.Value | None],
-    extents: tuple[int, int, int, int],
+    extents: Extents,
     d: int,
     build: Builder,
 ) -> _Cell:
@@ -206,9 +207,7 @@ def _cell(
     return _Cell(recurrence, build, recurrence.activations[d], transposed, vectors, hidden)
 
 
-def _given(
-    value: ir.Value | None, extents: tuple[int, int, int, int], d: int, build: Builder
-) -> list[ir.Value]:
+def _given(value: ir.Value | None, extents: Extents, d: int, build: Builder) -> list[ir.Value]:
     """`X W + b` of each step, [B, G H]."""
     steps, batch, directions, _ = extents
     assert value is not None
@@ -221,7 +220,7 @@ def _initial(
     recurrence: Recurrence,
     states: ir.Value | None,
     lengths: ir.Value | None,
-    extents: tuple[int, int, int, int],
+    extents: Extents,
     d: int,
     build: Builder,
 ) -> list[ir.Value | None]:
