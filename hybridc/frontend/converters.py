@@ -220,19 +220,36 @@ def _pairwise(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> r
 
 
 def _pow(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
-    """Base and exponent may differ in type; TVM raises floating point numbers only, and of one type. Squares,
-    and cubes, as GELU by tanh has them, are products, as in ONNX Runtime."""
+    """Base and exponent may differ in type; TVM raises floating point numbers only, and of one type. What a
+    constant exponent makes simpler is a product, quotient or root, as in PyTorch."""
     base, exponent = (importer._nodes[name] for name in proto.input)
     types = [str(value.ty.dtype) for value in (base, exponent)]
     known = None if node.inputs[1] is None else constant_array(node.inputs[1])
-    if known is not None and not known.shape and known in (2, 3) and types[0].startswith("float"):
-        square = relax.op.multiply(base, base)
-        return square if known == 2 else relax.op.multiply(square, base)
+    if known is not None and known.size == 1 and known.ndim <= base.ty.ndim and types[0].startswith("float"):
+        simple = _simple_power(base, float(known.item()))
+        if simple is not None:
+            return simple
     if types[0] == types[1] and types[0].startswith("float"):
         return None
     common = types[0] if types[0].startswith("float") else "float64"
     power = relax.op.power(relax.op.astype(base, common), relax.op.astype(exponent, common))
     return relax.op.astype(power, types[0])
+
+
+def _simple_power(base: relax.Expr, exponent: float) -> relax.Expr | None:
+    one = relax.const(1, str(base.ty.dtype))
+    match exponent:
+        case 2:
+            return relax.op.multiply(base, base)
+        case 3:  # GELU by tanh
+            return relax.op.multiply(relax.op.multiply(base, base), base)
+        case -1:
+            return relax.op.divide(one, base)
+        case 0.5:
+            return relax.op.sqrt(base)
+        case -0.5:  # one over the root of the mean of squares
+            return relax.op.divide(one, relax.op.sqrt(base))
+    return None
 
 
 def _prelu(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr:

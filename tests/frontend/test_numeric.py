@@ -205,11 +205,21 @@ def test_power_of_mixed_types(make_model, assert_matches):
     assert_matches(make_model(nodes, {"x": [4]}, ["y"]), {"x": np.array([0, 1, 2, 5], np.float32)})
 
 
-@pytest.mark.parametrize("exponent", [2, 3])
-def test_squares_and_cubes_are_products(make_model, assert_matches, exponent):
-    model = make_model([make_node("Pow", ["x", "n"], ["y"])], {"x": [4]}, ["y"], {"n": np.float32(exponent)})
-    assert_matches(model, {"x": np.array([-2, -0.5, 0, 3], np.float32)})
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+@pytest.mark.parametrize("exponent", [2, 3, -1, 0.5, -0.5])
+def test_simple_powers_are_products_quotients_and_roots(make_model, assert_matches, exponent, shape):
+    n = np.full(shape, exponent, np.float32)
+    model = make_model([make_node("Pow", ["x", "n"], ["y"])], {"x": [2, 2]}, ["y"], {"n": n})
+    x = np.array([[-2, -0.5], [0, 3]], np.float32)
+    assert_matches(model, {"x": x if exponent in (2, 3) else np.abs(x)})
     assert "power" not in read_model(model).module.script()
+
+
+def test_an_exponent_of_higher_rank_gives_the_result_its_rank(make_model, assert_matches):
+    model = make_model(
+        [make_node("Pow", ["x", "n"], ["y"])], {"x": [3]}, ["y"], {"n": np.full((1, 1), 2, np.float32)}
+    )
+    assert_matches(model, {"x": np.array([-2, 0, 3], np.float32)})
 
 
 def test_split_and_elementwise_chain(make_model, assert_matches, rng):
