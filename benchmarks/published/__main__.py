@@ -3,7 +3,8 @@
     python benchmarks/published [--seconds 30] [--moccasin FOLDER] [--only flexgen,moccasin-250]
 
 With `--moccasin` graphs are read from `data/` of the authors' repository, else drawn alike. With `--only`
-the other experiments stay as they are in the record.
+the other experiments stay as they are in the record; `moccasin-500` and `moccasin-1000`, which take hours,
+are run only if they are named.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from published import checkmate, flexgen, moccasin
 
 Row = dict[str, Any]
 
+MOST_NODES = 250
+"""Of MOCCASIN's graphs that are planned within minutes."""
 # What each would take is said, so that nobody looks for the figure.
 NOT_REPEATED = {
     "OLLA and MODeL: memory reductions": "they are against the order and the allocator of PyTorch, measured"
@@ -40,10 +43,13 @@ def main() -> int:
     )
     parser.add_argument("--seconds", type=float, default=30.0, help="of search, on the nominal machine")
     parser.add_argument("--moccasin", type=Path, help="folder with the graphs of its authors")
-    parser.add_argument("--only", default="", help="comma-separated; default: all")
+    parser.add_argument("--only", default="", help="comma-separated; default: what takes minutes")
     arguments = parser.parse_args()
     experiments = experiments_of(arguments.seconds, arguments.moccasin)
-    names = arguments.only.split(",") if arguments.only else list(experiments)
+    lengthy = {f"moccasin-{each.nodes}" for each in moccasin.INSTANCES if each.nodes > MOST_NODES}
+    names = arguments.only.split(",") if arguments.only else [n for n in experiments if n not in lengthy]
+    if unknown := [name for name in names if name not in experiments]:
+        parser.error(f"no experiment {', '.join(unknown)}: there are {', '.join(experiments)}")
     rows: list[Row] = []
     for name in names:
         for row in experiments[name]():
