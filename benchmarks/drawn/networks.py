@@ -21,19 +21,26 @@ LARGEST = 60e6
 
 def draw_network(rng: np.random.Generator) -> Case:
     """A family of architectures, then one of its networks; families all alike. Batch 1, random weights."""
-    import timm
-
+    timm = _timm()
     while True:
         names = timm.list_models(module=str(rng.choice(timm.list_modules())))
         if names and _parameters(name := str(rng.choice(names))) <= LARGEST:
             return Case(name, lambda: _exported(name))
 
 
+def _timm() -> Any:
+    try:
+        import timm
+    except ImportError:
+        raise SystemExit("drawn networks need two more packages: pip install timm torchvision") from None
+    return timm
+
+
 def _parameters(name: str) -> int:
     """Of a network whose weights are not made."""
-    import timm
     import torch
 
+    timm = _timm()
     try:
         with torch.device("meta"):
             return sum(each.numel() for each in timm.create_model(name).parameters())
@@ -43,9 +50,9 @@ def _parameters(name: str) -> int:
 
 def _exported(name: str) -> onnx.ModelProto:
     """By PyTorch's exporter. Running statistics are drawn, too: zeros and ones would fold to nothing."""
-    import timm
     import torch
 
+    timm = _timm()
     torch.manual_seed(0)
     net = timm.create_model(name).eval()
     for layer in net.modules():
