@@ -114,12 +114,42 @@ def _expand(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> rel
 
 
 def _pad(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> relax.Expr | None:
-    """Mode `wrap`, which opset 19 brought: torch writes it at 18, too, and onnxruntime takes it there."""
-    if node.attributes.get_string("mode", "constant") != "wrap":
-        return None
+    """Padding with a number by Relax's operator, which passes know, where TVM's converter makes a function.
+
+    Mode `wrap` came with opset 19: torch writes it at 18, too, and onnxruntime takes it there.
+    """
+    mode = node.attributes.get_string("mode", "constant")
     operands = [importer._nodes[name] if name else None for name in proto.input]
-    operands += [None] * (3 - len(operands))
-    return Pad._impl_v19(importer.bb, operands, {"mode": b"wrap"}, [importer._nodes, importer._params])
+    if mode == "wrap":
+        operands += [None] * (3 - len(operands))
+        return Pad._impl_v19(importer.bb, operands, {"mode": b"wrap"}, [importer._nodes, importer._params])
+    data = importer._nodes[proto.input[0]]
+    widths = _pad_widths(node, len(data.ty.shape))
+    if mode != "constant" or widths is None or min(widths) < 0 or "float" not in str(data.ty.dtype):
+        return None
+    given = node.inputs[2] if len(node.inputs) > 2 else None
+    number = node.attributes.get_float("value", 0.0) if given is None else constant_array(given)
+    return (
+        None
+        if number is None
+        else relax.op.nn.pad(data, widths, "constant", float(np.asarray(number).item()))
+    )
+
+
+def _pad_widths(node: ir.Node, rank: int) -> list[int] | None:
+    """Before and behind the first axis, then the second and so on; None if a run decides them."""
+    given = node.attributes.get_ints("pads", None)
+    axes: list[int] = list(range(rank))
+    if given is None:
+        constants = [None if v is None else constant_array(v) for v in (*node.inputs, None, None, None)[1:4]]
+        if constants[0] is None or (len(node.inputs) > 3 and node.inputs[3] and constants[2] is None):
+            return None
+        given = constants[0].tolist()
+        axes = axes if constants[2] is None else [int(axis) % rank for axis in constants[2]]
+    widths = [0] * (2 * rank)
+    for axis, before, after in zip(axes, given[: len(axes)], given[len(axes) :], strict=True):
+        widths[2 * axis : 2 * axis + 2] = [int(before), int(after)]
+    return widths
 
 
 def _batch_normalization(importer: ONNXGraphImporter, proto: NodeProto, node: ir.Node) -> None:

@@ -1,5 +1,5 @@
-"""Canonicalize: fold BatchNorm and every operator of weights alone, so that no work is left to a run that can
-be done at compile time.
+"""Canonicalize: fold BatchNorm, padding and every operator of weights alone, so that no work is left to a run
+that can be done at compile time.
 
 Activations keep the model's own layout here; stage `layout` changes it where there is no GPU.
 """
@@ -22,9 +22,14 @@ from hybridc.passes.canonicalize.normalization import (
     standardize_groups,
     standardize_root_mean_square,
 )
+from hybridc.passes.canonicalize.padded_windows import pad_within_window
 from hybridc.passes.canonicalize.rotary import rotate_in_one
+from hybridc.passes.canonicalize.scaled_convolution import (
+    SHARED_FOLD_LIMIT_BYTES,
+    fold_batch_norm,
+    fold_scale,
+)
 from hybridc.passes.canonicalize.transposed_conv import (
-    emit_before_interleaving,
     interleave_later,
     split_transposed_convolution,
 )
@@ -40,10 +45,6 @@ from hybridc.passes.program.program import (
     tensor_dtype,
     tensor_shape,
 )
-
-SHARED_FOLD_LIMIT_BYTES = 1 << 20
-"""A weight with other readers is folded into a second copy only if the copy is no larger. 1 MiB is little
-compared with the weights of a network, and tied embeddings are tens of MiB."""
 
 
 def canonicalize(program: Program) -> Program:
@@ -167,78 +168,6 @@ def _fold_dequantized_vectors(expr: relax.Expr, context: Context) -> relax.Expr 
     return context.builder.weight(folded, context.name)
 
 
-def _fold_batch_norm(expr: relax.Expr, context: Context) -> relax.Expr | None:
-    """BatchNorm of inference is a scale and a shift per channel.
-
-    After a convolution without other readers they are folded into its weights and one bias; else they stay
-    as a multiply and an add, which fuse with what follows.
-    """
-    if not is_op(expr, "nn.batch_norm") or expr.attrs.training:
-        return None
-    data, *parameters = expr.args
-    constants = [value for p in parameters if (value := context.weight(p)) is not None]
-    if len(constants) < len(parameters):
-        return None
-    gamma, beta, mean, variance = (np.asarray(c, np.float64) for c in constants)
-    scale = (gamma if expr.attrs.scale else 1.0) / np.sqrt(variance + float(expr.attrs.epsilon))
-    shift = (beta if expr.attrs.center else 0.0) - mean * scale
-    folded = _scale_convolution(data, scale, shift, context)
-    if folded is None:
-        per_channel = _channel_shape(data, int(expr.attrs.axis))
-        scaled = emit_before_interleaving(
-            context, relax.op.multiply(data, _parameter(scale, per_channel, data, context))
-        )
-        context.uses[scaled] = 1
-        folded = emit_before_interleaving(
-            context, relax.op.add(scaled, _parameter(shift, per_channel, data, context))
-        )
-    statistics = [context.builder.weight(s, f"{context.name}_stat") for s in constants[2:]]
-    return relax.Tuple([folded, *statistics])
-
-
-def _channel_shape(data: relax.Expr, axis: int) -> tuple[int, ...]:
-    shape = tensor_shape(data)
-    return tuple(extent if i == axis % len(shape) else 1 for i, extent in enumerate(shape))
-
-
-def _parameter(value: np.ndarray, shape: tuple[int, ...], like: relax.Expr, context: Context) -> relax.Var:
-    return context.builder.weight(value.reshape(shape).astype(tensor_dtype(like)), f"{context.name}_param")
-
-
-def _scale_convolution(
-    data: relax.Expr, scale: np.ndarray, shift: np.ndarray, context: Context
-) -> relax.Expr | None:
-    """`conv(x, w) [+ b]` times scale plus shift, as `conv(x, w * scale) + (b * scale + shift)`."""
-    conv_var, bias = data, np.zeros_like(shift)
-    definition = context.definition(data)
-    if is_op(definition, "add") and context.uses[data] == 1:
-        constant = context.weight(definition.args[1])
-        per_channel = _channel_shape(data, 1)
-        if constant is None or (1,) * (len(per_channel) - constant.ndim) + constant.shape != per_channel:
-            return None
-        conv_var, bias = definition.args[0], constant.reshape(-1).astype(np.float64)
-    conv = context.definition(conv_var)
-    if not has_fact(conv, Fact.CONVOLUTION) or context.uses[conv_var] != 1:
-        return None
-    weight = context.weight(conv.args[1])
-    if weight is None:
-        return None
-    per_output = (-1,) + (1,) * (weight.ndim - 1)
-    scaled = (weight.astype(np.float64) * scale.reshape(per_output)).astype(weight.dtype)
-    origins = [
-        origin
-        for var in dict.fromkeys((conv_var, data))
-        for origin in context.builder.origins.get(var.name, ())
-    ]
-    context.origins = tuple(dict.fromkeys([*origins, *context.origins]))
-    call = relax.Call(conv.op, [conv.args[0], context.builder.weight(scaled, conv.args[1].name)], conv.attrs)
-    product = context.emit(call)
-    context.uses[product] = 1
-    return context.emit(
-        relax.op.add(product, _parameter(bias * scale + shift, _channel_shape(data, 1), data, context))
-    )
-
-
 def _use_scalar_constants(expr: relax.Expr, context: Context) -> relax.Expr | None:
     """A one-element weight in an element-wise operator becomes a literal in the kernel."""
     if not has_fact(expr, Fact.SCALAR_WEIGHT):
@@ -269,7 +198,9 @@ RULES: tuple[Rule, ...] = (
     _view_of_permutation,
     _drop_views_and_back,
     _fold_dequantized_vectors,
-    _fold_batch_norm,
+    pad_within_window,
+    fold_batch_norm,
+    fold_scale,
     split_transposed_convolution,
     interleave_later,
     standardize_decomposed,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tvm
@@ -20,6 +20,23 @@ def program_of(module: tvm.IRModule, weights: dict[str, np.ndarray] | None = Non
     main = module["main"]
     names = [binding.var.name for block in main.body.blocks for binding in block.bindings]
     return Program(module, weights or {}, {name: (f"node_{name}",) for name in names})
+
+
+def built_program(
+    build: Callable[..., relax.Expr], shape: tuple[int, ...], weights: Sequence[np.ndarray] = ()
+) -> Program:
+    """A program of one float32 input and weights that computes `build(emit, x, *weights)`."""
+    builder = relax.BlockBuilder()
+    parameters = {f"w{i}": value for i, value in enumerate(weights)}
+    variables = [
+        relax.Var("x", relax.TensorType(shape, "float32")),
+        *(relax.Var(n, relax.TensorType(v.shape, "float32")) for n, v in parameters.items()),
+    ]
+    with builder.function("main", variables):
+        with builder.dataflow():
+            result = builder.emit_output(relax.Tuple([build(builder.emit, *variables)]))
+        builder.emit_func_output(result)
+    return program_of(builder.get(), parameters)
 
 
 def drawn(seed: int, *shape: int) -> np.ndarray:

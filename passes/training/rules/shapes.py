@@ -106,6 +106,14 @@ def _cumulative_sum(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.
     return [op.flip(relax.Call(call.op, [op.flip(dy, axis)], call.attrs), axis)]
 
 
+@gradient("nn.pad")
+def _pad_by_numbers(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr) -> list[Gradient]:
+    shape, widths = tensor_shape(call.args[0]), [int(width) for width in call.attrs.pad_width]
+    begins = widths[::2]
+    ends = [begin + extent for begin, extent in zip(begins, shape, strict=True)]
+    return [op.strided_slice(dy, list(range(len(shape))), begins, ends)]
+
+
 @gradient("pad")
 def _pad(reverse: Reverse, call: relax.Call, y: relax.Var, dy: relax.Expr) -> list[Gradient]:
     """Of the function that the importer makes, from which the position of the data in the result is read.

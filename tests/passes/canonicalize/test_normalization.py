@@ -12,25 +12,11 @@ from hybridc.passes.fuse.fuse import fuse
 from hybridc.schedules.rule import Request
 from hybridc.schedules.select import schedule
 from hybridc.targets import parse_target
-from tests.support.programs import drawn, program_of, run_llvm
+from tests.support.programs import built_program as program
+from tests.support.programs import drawn, run_llvm
 
 op = relax.op
 EPSILON = 1e-5
-
-
-def program(build, shape, weights=()):
-    """A program of one input and weights that computes `build(emit, x, *weights)`."""
-    builder = relax.BlockBuilder()
-    parameters = {f"w{i}": value for i, value in enumerate(weights)}
-    variables = [
-        relax.Var("x", relax.TensorType(shape, "float32")),
-        *(relax.Var(n, relax.TensorType(v.shape, "float32")) for n, v in parameters.items()),
-    ]
-    with builder.function("main", variables):
-        with builder.dataflow():
-            result = builder.emit_output(relax.Tuple([build(builder.emit, *variables)]))
-        builder.emit_func_output(result)
-    return program_of(builder.get(), parameters)
 
 
 def chain(axes, square):
