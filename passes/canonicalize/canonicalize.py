@@ -23,6 +23,7 @@ from hybridc.passes.canonicalize.normalization import (
     standardize_root_mean_square,
 )
 from hybridc.passes.canonicalize.padded_windows import pad_within_window
+from hybridc.passes.canonicalize.permutations import cancel_permutations
 from hybridc.passes.canonicalize.rotary import rotate_in_one
 from hybridc.passes.canonicalize.scaled_convolution import (
     SHARED_FOLD_LIMIT_BYTES,
@@ -48,13 +49,15 @@ from hybridc.passes.program.program import (
 
 
 def canonicalize(program: Program) -> Program:
-    """Apply the first fitting rule of `RULES` to every binding, in one pass.
+    """Apply the first fitting rule of `RULES` to every binding, in one pass, after permutations of axes that
+    cancel are left out.
 
     Requires: `main` normalised, straight-line, static shapes.
     Ensures: no `batch_norm`; no operator whose inputs are all weights, except views and copies of large
     shared ones; every binding has origins.
     Raises: nothing of its own.
     """
+    program = cancel_permutations(program)
     old_uses = count_uses(program)
     builder = ProgramBuilder(program.inputs)
     new = builder.take_parameters(program)

@@ -237,7 +237,9 @@ def _operand(layout: Layout, operand: relax.Expr, leader: Blocked, shape: Sequen
     value = layout.weight(operand)
     if value is not None:
         return operand if value.ndim == 0 else _per_channel(layout, value, leader)
-    own = tensor_shape(operand)
+    found, own = layout.blocked.get(operand), tensor_shape(operand)
+    if found is not None and (found.lanes, found.channels) == (leader.lanes, leader.channels):
+        return found.var
     if own[-3:] == (leader.channels, 1, 1) and math.prod(own) == leader.channels and not leader.is_filled:
         return layout.emit(
             relax.op.reshape(layout.as_plain(operand), (1, -1, 1, 1, leader.lanes)), "per_channel"
@@ -316,6 +318,29 @@ def _concat(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
     return Blocked(var, tensor_shape(binding.var)[1])
 
 
+def _pixels_only(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
+    """Padding of images and rectangles of them, which leave channels where they are."""
+    call = binding.value
+    if not is_op(call, "nn.pad", "strided_slice") or call.args[0] not in layout.blocked:
+        return None
+    source = layout.blocked[call.args[0]]
+    if is_op(call, "strided_slice"):
+        axes, *numbers = ([int(number) for number in field.fields] for field in call.args[1:])
+        if tensor_shape(binding.var)[1] != source.channels:
+            return None
+        kept = [i for i, axis in enumerate(axes) if axis % 4 != 1]
+        chosen = ([field[i] for i in kept] for field in numbers)
+        value = relax.op.strided_slice(source.var, [axes[i] % 4 for i in kept], *chosen)
+    else:
+        mode, number = str(call.attrs.pad_mode), float(call.attrs.pad_value)
+        widths = [int(width) for width in call.attrs.pad_width]
+        # what fills the last block is padded, too, and must stay finite
+        if mode != "constant" or any(widths[2:4]) or (source.is_filled and not math.isfinite(number)):
+            return None
+        value = relax.op.nn.pad(source.var, [*widths, 0, 0], mode, number)
+    return Blocked(layout.emit(value, binding.var.name), source.channels)
+
+
 def _depth_to_space(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
     """`reshape(permute_dims(reshape(x)))` of blocked x that moves channels into squares of pixels, or a slice
     of the resulting image.
@@ -365,6 +390,7 @@ RULES: tuple[Rule, ...] = (
     _mean,
     _concat,
     _depth_to_space,
+    _pixels_only,
     *FUNCTION_RULES,
 )
 """Tried in this order on every binding; a binding that no rule accepts is copied."""

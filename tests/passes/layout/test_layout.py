@@ -231,3 +231,32 @@ def test_depth_to_space_is_done_on_blocks(split, axes):
     image = net.emit(relax.op.reshape(squares, (1, 16, 12, 12)))
     after = check(net.program(net.conv(image, 16)))
     assert operators(after) == ["conv2d", "add", "depth_to_space", "conv2d", "add", "to_plain"]
+
+
+@pytest.mark.parametrize("channels", [32, 24, 40])
+def test_padding_and_rectangles_of_images_stay_blocked(channels):
+    n = Network(2, 32, 12, 12)
+    y = n.conv(n.x, channels)
+    y = n.emit(relax.op.nn.pad(y, [0, 0, 0, 0, 1, 0, 2, 3]))
+    y = n.emit(relax.op.strided_slice(y, [1, -1, 2], [0, 2, 1], [2147483647, 2147483647, -1]))
+    after = check(n.program(n.relu(n.conv(y, 32))))
+    assert operators(after).count("to_blocked") == operators(after).count("to_plain") == 1
+
+
+def test_padding_that_fills_a_block_with_infinities_or_changes_channels_is_plain():
+    for widths, number in (([0, 0, 0, 0, 1, 0, 0, 0], -np.inf), ([0, 0, 0, 1, 0, 0, 0, 0], 0.0)):
+        n = Network(1, 32, 12, 12)
+        y = n.emit(relax.op.nn.pad(n.conv(n.x, 20), widths, "constant", number))
+        after = check(n.program(y))
+        assert operators(after)[-2:] == ["to_plain", "pad"]
+
+
+@pytest.mark.parametrize(("channels", "squeezed"), [(128, 32), (96, 24), (144, 6)])
+def test_a_channels_number_is_read_in_the_form_that_it_has(channels, squeezed):
+    """Squeeze and excitation: no view stands between a convolution of one pixel and its bias."""
+    n = Network(1, 32, 14, 14)
+    y = n.relu(n.conv(n.x, channels, 1))
+    s = n.emit(relax.op.mean(y, [2, 3], keepdims=True))
+    s = n.emit(relax.op.sigmoid(n.conv(n.relu(n.conv(s, squeezed, 1)), channels, 1)))
+    after = check(n.program(n.conv(n.emit(relax.op.multiply(y, s)), 32, 1)))
+    assert "reshape" not in operators(after)
