@@ -220,7 +220,7 @@ def _elementwise(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
         return None
     shape = tensor_shape(binding.var)
     leaders = [layout.blocked[a] for a in call.args if a in layout.blocked and tensor_shape(a) == shape]
-    if not leaders or (leaders[0].is_filled and not has_fact(call, Fact.FINITE_PADDING)):
+    if not leaders or (leaders[0].is_filled and not _stays_finite(layout, call)):
         return None
     leader = leaders[0]
     operands = [_operand(layout, a, leader, shape) for a in call.args]
@@ -228,6 +228,14 @@ def _elementwise(layout: Layout, binding: relax.VarBinding) -> Blocked | None:
         return None
     var = layout.emit(relax.Call(call.op, operands, call.attrs, call.ty_args), binding.var.name)
     return Blocked(var, leader.channels)
+
+
+def _stays_finite(layout: Layout, call: relax.Call) -> bool:
+    """Whether what fills a last block, which is finite, stays so: also in a quotient by a number."""
+    if not is_op(call, "divide"):
+        return has_fact(call, Fact.FINITE_PADDING)
+    divisor = layout.weight(call.args[1])
+    return divisor is not None and divisor.size == 1 and bool(divisor.all())
 
 
 def _operand(layout: Layout, operand: relax.Expr, leader: Blocked, shape: Sequence[int]) -> relax.Expr | None:

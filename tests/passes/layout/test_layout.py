@@ -260,3 +260,13 @@ def test_a_channels_number_is_read_in_the_form_that_it_has(channels, squeezed):
     s = n.emit(relax.op.sigmoid(n.conv(n.relu(n.conv(s, squeezed, 1)), channels, 1)))
     after = check(n.program(n.conv(n.emit(relax.op.multiply(y, s)), 32, 1)))
     assert "reshape" not in operators(after)
+
+
+@pytest.mark.parametrize(("divisor", "forms"), [(6.0, 1), (0.0, 2)])
+def test_quotients_by_a_number_stay_blocked_where_that_leaves_the_last_block_finite(divisor, forms):
+    """Hard swish, which exporters write as `x * relu6(x + 3) / 6`, of 120 channels."""
+    n = Network(1, 32, 12, 12)
+    y = n.conv(n.x, 120, 1)
+    quotient = n.emit(relax.op.divide(n.relu(y), relax.const(divisor, "float32")))
+    after = choose_layout(n.program(n.conv(n.emit(relax.op.multiply(y, quotient)), 32, 1)), ISAS["avx512"])
+    assert operators(after).count("to_blocked") == forms
