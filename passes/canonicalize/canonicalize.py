@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
+import tvm_ffi
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
@@ -120,6 +121,21 @@ def _fold_weight_views(expr: relax.Expr, context: Context) -> relax.Expr | None:
     return context.builder.weight(folded, context.name)
 
 
+def _fold_weight_parts(expr: relax.Expr, context: Context) -> relax.Expr | None:
+    """A part of a weight that is split is a weight. Of loops each trip may split the same one."""
+    call = context.definition(expr.tuple_value) if isinstance(expr, relax.TupleGetItem) else None
+    value = context.weight(call.args[0]) if is_op(call, "split") else None
+    if value is None:
+        return None
+    sections, axis = call.attrs.indices_or_sections, int(call.attrs.axis)
+    cuts = [int(at) for at in sections] if isinstance(sections, tvm_ffi.Array) else int(sections)
+    part = np.split(value, cuts, axis)[expr.index]
+    is_copied = context.uses[call.args[0]] > 1 and not part.flags.c_contiguous
+    if is_copied and part.nbytes > SHARED_FOLD_LIMIT_BYTES:
+        return None
+    return context.builder.weight(part, context.name)
+
+
 def _drop_views_and_back(expr: relax.Expr, context: Context) -> relax.Expr | None:
     """A view of a view that has the first tensor's shape is that tensor."""
     source = expr
@@ -198,6 +214,7 @@ RULES: tuple[Rule, ...] = (
     _drop_neutral_numbers,
     drop_neutral_conditions,
     _fold_weight_views,
+    _fold_weight_parts,
     _view_of_permutation,
     _drop_views_and_back,
     _fold_dequantized_vectors,

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import tvm
+from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
 from hybridc.passes.canonicalize.canonicalize import canonicalize
-from hybridc.passes.program.program import operator_name
-from tests.support.programs import drawn, program_of, run_llvm
+from hybridc.passes.program.program import is_op, operator_name
+from tests.support.programs import built_program, drawn, program_of, run_llvm
 
 
 def assert_equal(got: tvm.IRModule, expected: tvm.IRModule) -> None:
@@ -288,3 +290,21 @@ def test_a_permutation_that_moves_nothing_is_a_view():
     x = drawn(0, 1, 5, 1, 4)
     for wanted, found in zip(run_llvm(Before, x), run_llvm(after.module, x), strict=True):
         np.testing.assert_array_equal(found, wanted)
+
+
+def parts_of(e, x, w):
+    first = e(relax.op.split(w, 2, axis=1))
+    second = e(relax.op.split(w, [100], axis=0))
+    y = e(relax.op.matmul(x, e(relax.TupleGetItem(first, 1))))
+    return e(relax.op.add(y, e(relax.op.sum(e(relax.TupleGetItem(second, 0)), [0, 1]))))
+
+
+@pytest.mark.parametrize(("rows", "are_folded"), [(200, True), (4000, False)])
+def test_parts_of_a_weight_are_weights_unless_copies_of_it_would_be_large(rows, are_folded):
+    before = built_program(parts_of, (3, rows), [drawn(1, rows, 200)])
+    after = canonicalize(before)
+    splits = [b for b in after.bindings if is_op(b.value, "split")]
+    assert len(splits) == (0 if are_folded else 1)
+    x = drawn(0, 3, rows)
+    want, got = (run_llvm(p.module, *arguments(p, x))[0] for p in (before, after))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
