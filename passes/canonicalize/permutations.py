@@ -241,7 +241,7 @@ class _Rewriting:
         if value is not None and value.size > 1:
             whole = value.reshape((1,) * (len(order) - value.ndim) + value.shape)
             name = operand.name if isinstance(operand, relax.Var) else "constant"
-            return self.builder.weight(np.ascontiguousarray(whole.transpose(_inverse(order))), name)
+            return self.builder.weight(whole.transpose(_inverse(order)), name)
         if value is not None or not isinstance(operand, relax.Var):
             return substitute(operand, self._plain)
         if operand in self.inner:
