@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tvm_ffi
@@ -123,8 +124,10 @@ def _fold_weight_views(expr: relax.Expr, context: Context) -> relax.Expr | None:
 
 def _fold_weight_parts(expr: relax.Expr, context: Context) -> relax.Expr | None:
     """A part of a weight that is split is a weight. Of loops each trip may split the same one."""
-    call = context.definition(expr.tuple_value) if isinstance(expr, relax.TupleGetItem) else None
-    value = context.weight(call.args[0]) if is_op(call, "split") else None
+    call: Any = context.definition(expr.tuple_value) if isinstance(expr, relax.TupleGetItem) else None
+    if not is_op(call, "split"):
+        return None
+    value = context.weight(call.args[0])
     if value is None:
         return None
     sections, axis = call.attrs.indices_or_sections, int(call.attrs.axis)
