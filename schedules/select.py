@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import tvm_ffi
+from tvm import s_tir, tirx
+
 from hybridc.appended_rows import is_appended_rows
 from hybridc.ir import Device
 from hybridc.schedules import cpu, cuda
+from hybridc.schedules.channels_last import between_transpositions, channels_last, with_planes
 from hybridc.schedules.cpu.elementwise.elementwise import elementwise
 from hybridc.schedules.cpu.math.intrinsics import OPERATORS
 from hybridc.schedules.cpu.math.nesting import without_nesting
@@ -52,6 +56,9 @@ def _gpu_rules(request: Request) -> Sequence[Rule]:
 
 
 def _on_cpu(request: Request) -> Scheduled | None:
+    if channels_last(request.function) and _reduces(request.function):
+        made = _on_cpu(replace(request, function=with_planes(request.function)))
+        return made and between_transpositions(made, request, elementwise)
     if is_appended_rows(request.function):
         return _first(cpu.RULES, request)  # of caches that stay in place in any type
     rows = wide_rows(request.function)
@@ -69,6 +76,13 @@ def _on_cpu(request: Request) -> Scheduled | None:
     asked = replace(request, function=wide.function)
     made = _first(cpu.RULES, asked)
     return None if made is None else with_storage(made, wide.dtypes, asked, elementwise)
+
+
+def _reduces(function: tirx.PrimFunc) -> bool:
+    """Whether a function adds up, or takes the largest of, several elements."""
+    blocks: list[s_tir.SBlock] = []
+    tvm_ffi.structural_walk(function.body, (s_tir.SBlock, blocks.append))
+    return any(v.iter_type == tirx.IterVar.CommReduce for block in blocks for v in block.iter_vars)
 
 
 def _first(rules: Sequence[Rule], request: Request) -> Scheduled | None:

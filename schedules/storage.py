@@ -37,7 +37,7 @@ def stored(function: tirx.PrimFunc, dtypes: Mapping[int, str]) -> tirx.PrimFunc:
     `dtypes` are their types by position. Elements that are only moved are not converted. A result that the
     function reads again, such as a sum that it accumulates, is float32 until it is complete.
     """
-    outputs = {p for p in _written(function) if any(p.same_as(q) for q in function.params)}
+    outputs = {p for p in written_buffers(function) if any(p.same_as(q) for q in function.params)}
     read = _read(function.body)
     new, rounded = dict[ir.Var, ir.Var](), dict[ir.Var, ir.Var]()
     for position, dtype in dtypes.items():
@@ -48,7 +48,7 @@ def stored(function: tirx.PrimFunc, dtypes: Mapping[int, str]) -> tirx.PrimFunc:
     body = retyped(function.body, new)
     parameters = [{**new, **rounded}.get(p, p) for p in function.params]
     blocks = [_rounding(wide, narrow) for wide, narrow in rounded.items()]
-    return _joined(function, parameters, [], body, blocks, [*rounded])
+    return joined(function, parameters, [], body, blocks, [*rounded])
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def widened(function: tirx.PrimFunc) -> WideFunction | None:
     new = {function.params[i]: _like(function.params[i], WIDE) for i in dtypes}
     body = retyped(function.body, new)
     parameters = [new.get(p, p) for p in function.params]
-    return WideFunction(_without_copies(_joined(function, parameters, [], body, [], [])), dtypes)
+    return WideFunction(_without_copies(joined(function, parameters, [], body, [], [])), dtypes)
 
 
 def with_storage(
@@ -80,7 +80,7 @@ def with_storage(
     """
     function, params = scheduled.function, list(scheduled.function.params)
     counts, pointed, read = scalar_loads(function), addressed(function), _read(function.body)
-    written = _written(function)
+    written = written_buffers(function)
     packings, workspace = dict(scheduled.packings), list(scheduled.workspace_bytes)
     new = dict[ir.Var, ir.Var]()
     before, after, added = list[tirx.PrimFunc](), list[tirx.PrimFunc](), list[ir.Var]()
@@ -109,7 +109,7 @@ def with_storage(
         workspace.append(4 * math.prod(shape_of(p)))
     body = retyped(function.body, new, _float32)
     params = [new.get(p, p) for p in params]
-    made = _joined(function, [*params, *added], before, body, after, [])
+    made = joined(function, [*params, *added], before, body, after, [])
     return replace(
         scheduled, function=made, packings=tuple(packings.items()), workspace_bytes=tuple(workspace)
     )
@@ -141,7 +141,7 @@ def _converting(source: ir.Var, target: ir.Var) -> tirx.PrimFunc:
     return te.create_prim_func([x, y]).with_attr("tirx.noalias", True)
 
 
-def _joined(
+def joined(
     function: tirx.PrimFunc,
     parameters: Sequence[ir.Var],
     before: Sequence[tirx.PrimFunc],
@@ -276,7 +276,8 @@ def _read(body: tirx.Stmt) -> Collection[ir.Var]:
     return set(loads - addresses)
 
 
-def _written(function: tirx.PrimFunc) -> Collection[ir.Var]:
+def written_buffers(function: tirx.PrimFunc) -> Collection[ir.Var]:
+    """Those that a function stores to, intermediates among them."""
     found: set[ir.Var] = set()
     tvm_ffi.structural_walk(function.body, (tirx.BufferStore, lambda store: found.add(store.buffer)))
     return found
