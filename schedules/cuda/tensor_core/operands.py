@@ -12,7 +12,7 @@ from hybridc.schedules.cuda.core.vectors import first_step
 from hybridc.schedules.cuda.tensor_core.gathered import WORD, Gathered
 from hybridc.schedules.cuda.tensor_core.instructions import INT8
 from hybridc.schedules.cuda.tensor_core.read import Element, MatrixProduct, element_of, flattened
-from hybridc.schedules.cuda.tensor_core.staging import CHUNK_BYTES, Operand, widest_load
+from hybridc.schedules.cuda.tensor_core.staging import CHUNK_BYTES, Operand, widest_load, widest_piece
 
 
 def operand(
@@ -56,6 +56,10 @@ def operand(
         True: widest_load(element, inner, depth.extent, widest),
         False: widest_load(element, position, positions.extent, widest),
     }
+    pieces = widths[True] < widest and widest_piece(element_in, inner, depth.extent, step, widest)
+    if pieces and pieces > max(widths.values()):
+        made = loaded(Operand, pieces, along_depth=True)
+        return replace(made, element=element_in(pieces), in_pieces=True)
     if product.dtype == INT8 and widths[True] < WORD:
         if widths[False] >= WORD:
             return gathered(WORD, in_pairs=True)

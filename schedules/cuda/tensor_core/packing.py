@@ -39,18 +39,20 @@ def _with_taps_first(product: MatrixProduct, constants: Collection[int]) -> tupl
     channels, *taps = product.depth.iterators
     if math.prod(product.depth.extents[1:]) == 1:
         return product, ()
-    if len(product.row.iterators) != 1:
-        return product, ()
-    # of a grouped convolution the output channel is made of two iterators
-    [row] = [value for _, value in product.split] or product.row.iterators
-    position = _plain_weight(product, "left", (row, channels, *taps))
-    if position not in constants:
-        return product, ()
-    assert position is not None
     order = (*taps, channels)
     extents = dict(zip(product.depth.iterators, product.depth.extents, strict=True))
-    changed = replace(product, depth=Axis(order, tuple(extents[v] for v in order)))
-    return _with_axes(changed, "left", position, (0, *range(2, len(taps) + 2), 1))
+    # weights have the rows of results with channels first, and the columns of those with channels last
+    for name, positions in (("left", product.row), ("right", product.column)):
+        if len(positions.iterators) != 1:
+            continue
+        # of a grouped convolution the output channel is made of two iterators
+        [own] = [value for _, value in product.split] or positions.iterators
+        position = _plain_weight(product, name, (own, channels, *taps))
+        if position in constants:
+            assert position is not None
+            changed = replace(product, depth=Axis(order, tuple(extents[v] for v in order)))
+            return _with_axes(changed, name, position, (0, *range(2, len(taps) + 2), 1))
+    return product, ()
 
 
 def _with_neighbours(

@@ -64,11 +64,14 @@ class Operand:
     in_pairs: bool = False
     """Whether every second pair of lines, or every fourth one, is read or written at once, not only
     neighbours. Lines have as many chunks as half of the banks."""
+    in_pieces: bool = False
+    """Whether `element` is named by its place in a piece along the depth, not in a slice: pieces of channels
+    that slices do not divide have one tap each."""
 
     @property
     def unit(self) -> int:
         """Steps of the depth by which `element` is named."""
-        return self.step
+        return self.width if self.in_pieces else self.step
 
     @property
     def chunk(self) -> int:
@@ -158,6 +161,10 @@ class Operand:
         places = [known.simplify(place) for place in self.piece(turn, thread)]
         position, depth = places if self.along_depth else places[::-1]
         point = {self.position: start + position, self.slice: number, self.depth_in_slice: depth}
+        if self.in_pieces:
+            unit = known.simplify(tirx.floordiv(depth, integer(self.unit)))
+            point[self.slice] = number * integer(self.step // self.unit) + unit
+            point[self.depth_in_slice] = integer(0)
         conditions = [substitute(condition, point) for condition in self.element.conditions]
         conditions += self.has_piece(turn, thread)
         if self.positions.extent % self.extent:
@@ -309,6 +316,13 @@ def widest_load(element: Element, variable: ir.Var, extent: int, most: int) -> i
     """Elements that a load along an axis of `extent` positions, named by `variable`, can have at most."""
     fits = (w for w in (16, 8, 4, 2) if w <= most and extent % w == 0)
     return next((w for w in fits if steps_by_one(element, variable, w)), 1)
+
+
+def widest_piece(named: Callable[[int], Element], variable: ir.Var, extent: int, step: int, most: int) -> int:
+    """Elements that a piece along the depth can have at most, where `named` names elements, by `variable`, by
+    their places in pieces of so many."""
+    fits = (w for w in (16, 8, 4, 2) if w <= most and extent % w == 0 and step % w == 0)
+    return next((w for w in fits if steps_by_one(named(w), variable, w)), 1)
 
 
 def either(conditions: Sequence[ir.Expr], then: tirx.Stmt, otherwise: tirx.Stmt | None) -> tirx.Stmt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from hybridc.schedules.channels_last import channels_last
 from hybridc.schedules.cuda.core.anchor import find_anchor
 from hybridc.schedules.cuda.core.launch import cuda_target, finish_function, reduces_nothing
 from hybridc.schedules.cuda.core.refusal import attempt
@@ -49,6 +50,8 @@ def read_half_convolution(request: Request) -> HalfConvolution | None:
     """What a function computes, if the rule can compute that."""
     if not request.winograd or request.stays_in_floats or reduces_nothing(request.function):
         return None
+    if channels_last(request.function):
+        return None  # patches are loaded from planes
     wide = widened(request.function)
     if wide is None or "bfloat16" in wide.dtypes.values():
         return None

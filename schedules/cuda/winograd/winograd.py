@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hybridc.schedules.channels_last import channels_last
 from hybridc.schedules.cuda.core.anchor import find_anchor
 from hybridc.schedules.cuda.core.launch import cuda_target, finish_function, reduces_nothing
 from hybridc.schedules.cuda.tile.cost import estimated_us as estimated_us_of_tiles
@@ -33,7 +34,7 @@ def winograd(request: Request) -> Scheduled | None:
 
 def faster_plan(request: Request) -> Plan | None:
     """The plan of a convolution that the rule accepts."""
-    if not request.winograd or reduces_nothing(request.function):
+    if not request.winograd or reduces_nothing(request.function) or channels_last(request.function):
         return None
     anchor = find_anchor(request.function)
     if anchor is None or not anchor.slides:

@@ -25,6 +25,7 @@ from hybridc.gpu_model.tir import work_of_function
 from hybridc.ir import Device
 from hybridc.machine import gpu_named
 from hybridc.options import FP16
+from hybridc.schedules.channels_last import with_channels_last
 from hybridc.schedules.cpu.core.micro_kernel import integer
 from hybridc.schedules.cuda.core.launch import MAX_SHARED_BYTES, cuda_target, lowered_for_gpu
 from hybridc.schedules.cuda.tensor_core import tensor_core
@@ -32,6 +33,7 @@ from hybridc.schedules.cuda.tensor_core.cost import fastest_way, main_work, over
 from hybridc.schedules.cuda.tensor_core.gathered import Gathered
 from hybridc.schedules.cuda.tensor_core.instructions import TF32
 from hybridc.schedules.cuda.tensor_core.operands import operand
+from hybridc.schedules.cuda.tensor_core.packing import packed
 from hybridc.schedules.cuda.tensor_core.read import Axis, Element, read_matrix_product
 from hybridc.schedules.cuda.tensor_core.staging import Operand
 from hybridc.schedules.cuda.tensor_core.tile import TILES, Tile, Way
@@ -73,6 +75,8 @@ class Case:
     """When compiling."""
     rounded: int | None = None
     """Which operand is float32 in memory, and rounded to float16 on its way to tensor cores."""
+    last: frozenset[str] = frozenset()
+    """Which of `data` and `result` have channels last in memory."""
 
     @property
     def constants(self) -> frozenset[int]:
@@ -81,9 +85,12 @@ class Case:
 
     def function(self) -> tirx.PrimFunc:
         function = self.in_float32()
+        names = [str(p.name) for p in function.params]
+        places = {"data": names.index("p0"), "result": len(names) - 1}
+        if self.last:
+            function = with_channels_last(function, {places[name] for name in self.last})
         if self.dtype == TF32:
             return function.with_attr(PRECISION, TF32)
-        names = [str(p.name) for p in function.params]
         narrow = [i for i, name in enumerate(names) if name != f"p{self.rounded}"]
         made = stored(function, dict.fromkeys(narrow, self.dtype))
         return made if self.rounded is None else made.with_attr(PRECISION, FP16)
@@ -298,6 +305,58 @@ def rounded_cases() -> list[Case]:
     ]
 
 
+def channels_last_cases() -> list[Case]:
+    """Rows or columns are pixels: each way to have one tensor or both so, channels that are taken eight, four
+    and one at a time, of which slices have whole taps or not, with and without copies, and tails."""
+    rng, found = np.random.default_rng(97), []
+    both = ("data", "result")
+    for number, tile in enumerate(TILES):
+        images, size, taps, stride = (int(v) for v in rng.integers((1, 5, 1, 1), (4, 14, 4, 3)))
+        channels = int(rng.choice([8, 24, 32, 40, 64, 20, 17])) if number else 32
+        rows, dtype = int(rng.integers(9, 140)), ("float16", "bfloat16", TF32)[number % 3]
+        last = (both, both[:1], both[1:])[number % 3 if number < 3 else int(rng.integers(3))]
+        case = convolution(
+            f"conv_last_{images}x{channels}x{size}x{rows}x{taps}_{'_'.join(last)}_{dtype}",
+            (images, channels, size, size + 3),
+            (rows, channels, taps, taps),
+            dtype=dtype,
+            way=Way(tile),
+            known_weights=number % 4 < 3,
+            stride=stride,
+            padding=taps // 2,
+        )
+        found.append(replace(case, last=frozenset(last)))
+    small = TILES[-1]
+    copied = [
+        convolution(
+            "conv_last_copied",
+            (2, 32, 9, 7),
+            (40, 32, 3, 3),
+            padding=1,
+            way=Way(small, 1, 3),
+            known_weights=True,
+        ),
+        convolution(
+            "conv_last_parts", (1, 64, 6, 7), (24, 64, 3, 3), way=Way(small, 6, 2), known_weights=True
+        ),
+        convolution(
+            "conv_last_taps",
+            (2, 24, 9, 7),
+            (40, 24, 3, 3),
+            padding=1,
+            way=Way(small, 1, 3),
+            known_weights=True,
+        ),
+        convolution(
+            "conv_last_dilated", (1, 40, 12, 12), (16, 40, 3, 3), dilation=2, padding=2, known_weights=True
+        ),
+        convolution("conv_last_pointwise", (2, 72, 8, 8), (24, 72, 1, 1), way=Way(small, 1, 3)),
+        convolution("conv_last_strided", (1, 16, 8, 12), (24, 16, 1, 1), stride=2),
+        convolution("conv_last_fed_weights", (1, 32, 9, 9), (24, 32, 3, 3), padding=1),
+    ]
+    return [*found, *(replace(case, last=frozenset(both)) for case in copied)]
+
+
 CASES = {
     case.name: case
     for case in (
@@ -327,6 +386,7 @@ CASES = {
         *gathered_cases(),
         *rounded_cases(),
         *grouped_cases(),
+        *channels_last_cases(),
     )
 }
 
@@ -355,12 +415,16 @@ class Built:
         rest = scheduled.function.params[len(inputs) :]
         fresh = [tvm.runtime.empty([int(e) for e in p.shape], str(p.dtype), device) for p in rest]
         fed = [inputs[i] for i in names]
+        if "data" in case.last:
+            fed[names.index(0)] = np.ascontiguousarray(np.moveaxis(inputs[0], 1, -1))
         for position, packing in scheduled.packings:
             fed[position] = packing.apply(fed[position])
         self.library[case.name](*(tvm.runtime.tensor(x, device) for x in fed), *fresh)
         device.sync()
         wide = case.multiplied(inputs)
         found = fresh[0].numpy().astype(np.float64)
+        if "result" in case.last:
+            found = np.moveaxis(found, -1, 1)
         return bool((np.abs(found - case.expected(*wide)) <= case.tolerance(wide)).all())
 
 
@@ -412,6 +476,21 @@ def test_known_weights_are_packed() -> None:
     # of 75 along the depth each row begins elsewhere in a line, of 16 output channels none does
     ((_, packing),) = on_tensor_cores(CASES["conv_deep_weights"]).packings
     assert packing.axes == (1, 2, 3, 0)
+
+
+@pytest.mark.parametrize("name", ["conv_last_copied", "conv_last_taps", "conv_last_dilated"])
+def test_channels_of_a_pixel_are_copied_together(name: str) -> None:
+    """Whether slices of the depth have whole taps or not."""
+    case = CASES[name]
+    product = read_matrix_product(case.function(), tf32=False)
+    assert product is not None
+    product, packings = packed(product, case.constants)
+    data, weights = (
+        operand(product, side, product.batch.at(integer(0)), 32, 128) for side in ("left", "right")
+    )
+    assert packings and data.along_depth and weights.along_depth
+    assert data.width == weights.width == 8
+    assert data.can_be_copied and weights.can_be_copied
 
 
 def test_float32_is_left_to_others() -> None:
