@@ -6,24 +6,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hybridc.passes.phases import GraphedNetwork, ImportedNetwork, LoweredNetwork
+from hybridc.passes.phases import FusedNetwork, GraphedNetwork, ImportedNetwork, LoweredNetwork
 from hybridc.passes.sequence import Stage, StageSequence
 from hybridc.passes.stages import kernels, plan, program, show, tile
 from hybridc.progress import Progress
 
-TO_GRAPH: StageSequence[ImportedNetwork, GraphedNetwork] = (
-    StageSequence.of(Stage("fuse", program.fuse_network, show.show_program))
-    .then("separable", program.fuse_cpu_separable, show.show_program)
-    # after fuse and separable, which decide what a kernel is
-    .then("precision", program.reduce_network_precision, show.show_program)
+FROM_FUSED: StageSequence[FusedNetwork, GraphedNetwork] = (
     # before the graph: only the schedule knows how much workspace a kernel needs, and the budget counts it
-    .then("schedule", kernels.schedule_network, show.show_scheduled)
+    StageSequence.of(Stage("schedule", kernels.schedule_network, show.show_scheduled))
     .then("graph", kernels.read_network_graph, show.show_graph)
     .then("estimate", kernels.estimate_network, show.show_estimates)
     # before anything is chosen, so that tilings, the order of kernels and plans all use measured times
     .then("profile", kernels.profile_network, show.show_times)
     # after all times are known: they are those of the largest sizes
     .then("padding", kernels.skip_padding, show.show_graph)
+)
+"""From functions to kernels: of a network, and of the same with tensors in other layouts."""
+
+TO_GRAPH: StageSequence[ImportedNetwork, GraphedNetwork] = (
+    StageSequence.of(Stage("fuse", program.fuse_network, show.show_program))
+    .then("separable", program.fuse_cpu_separable, show.show_program)
+    # after fuse and separable, which decide what a kernel is
+    .then("precision", program.reduce_network_precision, show.show_program)
+    .through(FROM_FUSED)
 )
 """From operators to kernels. The whole network takes this way, and then each of its tilings."""
 
@@ -33,7 +38,11 @@ STAGES: StageSequence[ImportedNetwork, LoweredNetwork] = (
     .then("layout", program.choose_cpu_layout, show.show_program)
     .through(TO_GRAPH)
     # after the graph, which says what the whole network needs
-    .then("tile", partial(tile.tile_network, to_graph=TO_GRAPH.run), show.show_tilings)
+    .then(
+        "tile",
+        partial(tile.tile_network, to_graph=TO_GRAPH.run, from_fused=FROM_FUSED.run),
+        show.show_tilings,
+    )
     # the passes partition, insert_copies and reuse_buffers, which depend on each other
     .then("plan", plan.plan_network, show.show_plans)
     .then("verify", plan.verify_network, show.show_verdict)

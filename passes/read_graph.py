@@ -12,12 +12,14 @@ from tvm_ffi import structural_equal, structural_walk
 
 from hybridc.appended_rows import is_appended_rows
 from hybridc.checks import CHECKS, checked_inputs
+from hybridc.errors import InternalError
 from hybridc.ir import Check, CheckKind, Device, Graph, Kernel, Role, Tensor
 from hybridc.ir.graph import OTHER_FAMILY, dtype_bits
 from hybridc.ir.plan import align
 from hybridc.passes.program.choices import choice_of
 from hybridc.passes.program.means import has_means_of_ranks
 from hybridc.passes.program.program import Program, is_op, tensor_dtype, tensor_shape
+from hybridc.schedules.channels_last import channels_last
 from hybridc.schedules.rule import PRECISION, PRECISION_NOTE, Scheduled
 
 
@@ -32,6 +34,7 @@ def read_graph(
     Requires: every binding of `main` is a `call_tir`, a reshape or a projection; `scheduled` holds the
     functions for each device of the target, with their workspace.
     Ensures: views have no tensor of their own: kernels and outputs name the tensor whose bytes they see.
+    Raises: InternalError HC914 if a function takes a tensor to have another layout than it has.
     """
     functions = {g.name_hint: f for g, f in program.module.functions.items() if isinstance(f, tirx.PrimFunc)}
     facts = {name: _facts(name, function, scheduled) for name, function in functions.items()}
@@ -52,10 +55,17 @@ def read_graph(
         elif is_op(value, "reshape"):
             names[binding.var] = names[value.args[0]]
         else:
+            function = functions[value.args[0].name_hint]
             results = _result_tensors(binding.var, outputs)
+            last = channels_last(function)
+            if len(function.params) - 1 in last:
+                results = [replace(results[0], channels_last=True)]
             tensors.update((t.name, t) for t in results)
             names[binding.var] = tuple(t.name for t in results)
             inputs = tuple(names[argument][0] for argument in value.args[1].fields)
+            for i, name in enumerate(inputs):
+                if tensors[name].channels_last is not (i in last):
+                    raise InternalError("HC914", f"{binding.var.name} does not read {name} as it lies")
             origins = program.origins[binding.var.name]
             kernel = _kernel(binding.var.name, inputs, results, origins, facts[value.args[0].name_hint])
             kernels.append(_states_first(_each_once(kernel, tensors), tensors))

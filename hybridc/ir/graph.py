@@ -94,6 +94,8 @@ class Tensor:
     shape: tuple[int, ...]
     dtype: str
     role: Role
+    channels_last: bool = False
+    """Whether its shape is `[N, H, W, C]`, where the model has `[N, C, H, W]`."""
 
     @property
     def size_bytes(self) -> int:
@@ -258,7 +260,13 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
     """The graph as plain JSON values; `graph_from_json` is its inverse."""
     return {
         "tensors": [
-            {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "role": t.role.value}
+            {
+                "name": t.name,
+                "shape": list(t.shape),
+                "dtype": t.dtype,
+                "role": t.role.value,
+                **({"channels_last": True} if t.channels_last else {}),
+            }
             for t in graph.tensors
         ],
         "kernels": [
@@ -316,6 +324,7 @@ def _tensor(data: Any) -> Tensor:
         shape=member(data, "shape", shape),
         dtype=member(data, "dtype", dtype_from_json),
         role=member(data, "role", Role),
+        channels_last=member(data, "channels_last", flag, False),
     )
 
 

@@ -95,6 +95,8 @@ class Report:
     """What keeps every plan from being faster; see `binding.bound_line`."""
     decoder: DecoderRow | None = None
     """Of a decoder whose caches stay in place."""
+    channels_last: int = 0
+    """Tensors between kernels that have channels last."""
 
 
 def report_plan(
@@ -133,6 +135,7 @@ def report_plan(
         smallest_bytes_bound=smallest_bytes_bound,
         bound_line="" if machine is None else bound_line(graph, plan, machine, pins),
         decoder=decoder_row(graph, plan, machine, whole),
+        channels_last=sum(tensor.channels_last for tensor in graph.tensors),
     )
 
 

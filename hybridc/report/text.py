@@ -171,6 +171,8 @@ def summary_lines(report: Report) -> list[str]:
     if sources:
         told = ", ".join(f"{count:,} {source}" for source, count in sorted(sources.items()))
         lines.append(f"Kernel times: {told}.")
+    if report.channels_last:
+        lines.append(f"{plural(report.channels_last, 'tensor')} between kernels have channels last.")
     lines += [_against_bytes_bound(row) for row in report.devices if row.device is Device.GPU and row.kernels]
     if report.hidden_copy_share is not None:
         lines.append(f"{report.hidden_copy_share:.0%} of the copies' time is hidden behind kernels.")

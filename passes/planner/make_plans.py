@@ -68,7 +68,7 @@ def make_plans(
     """The fastest plan for each of several budgets, and the way the network is cut up for it.
 
     `devices` are those of a target: `(CPU,)` or `(GPU, CPU)`. A budget limits the GPU's arena, its weights
-    included, in bytes; without budgets there is one plan, which has no limit, of the first tiling. Plans
+    included, in bytes; without budgets there is one plan, which has no limit. Plans
     for a GPU whose host arena exceeds `host_bytes` are made only if no other is found. What `watch` ends by
     `Stop` has its plans in `plans_so_far`. Effort is spent on several searches, one after the other, of which
     the best plan is taken.
@@ -85,10 +85,13 @@ def make_plans(
         return tuple((whole, _plan_of(whole.graph, machine, None, placed)) for _ in budgets or (None,))
     watcher = watch or UNWATCHED
     if not budgets:
-        context = whole.context(machine, effort, host_bytes, watcher)
-        (placed,) = partition(context, (UNLIMITED_BYTES,), report=report)
-        candidate = _with_states(_Candidate(whole, context, placed), UNLIMITED_BYTES)
-        return ((whole, _plan_of(whole.graph, machine, None, candidate.placed)),)
+        unlimited = []
+        for tiling in tilings:
+            context = tiling.context(machine, effort, host_bytes, watcher)
+            (placed,) = partition(context, (UNLIMITED_BYTES,), report=report)
+            unlimited.append(_with_states(_Candidate(tiling, context, placed), UNLIMITED_BYTES))
+        first = min(unlimited, key=lambda c: c.rank)
+        return ((first.tiling, _plan_of(first.tiling.graph, machine, None, first.placed)),)
     bounds = _Bounds(tuple((t, t.context(machine, effort, host_bytes)) for t in tilings))
     if watch is not None and not whole.graph.caches:  # what is searched for has caches on the host
         for b in budgets:

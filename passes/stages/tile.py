@@ -29,6 +29,7 @@ from hybridc.passes.planner.search.partition import (
 from hybridc.passes.planner.side_by_side import cut_by_bandwidth, cut_worth_making, second_kernels, with_heads
 from hybridc.passes.precision.integer_caches import UnstorableCacheError
 from hybridc.passes.program.program import Program, is_same
+from hybridc.passes.stages.channels_last import FromFused, with_channels_last
 from hybridc.passes.stages.program import gpu_attention
 from hybridc.passes.stages.searches import remembered_search, search_first_plans, watched
 from hybridc.passes.tiling.side_by_side import large_products, side_by_side
@@ -45,10 +46,14 @@ MAX_TILED_KERNELS = MOST_GRID_KERNELS
 ToGraph = Callable[[ImportedNetwork, Progress], GraphedNetwork]
 
 
-def tile_network(c: GraphedNetwork, progress: Progress, *, to_graph: ToGraph) -> TiledNetwork:
-    """Tile large kernels in several ways, and keep those that are predicted to pay for some budget.
+def tile_network(
+    c: GraphedNetwork, progress: Progress, *, to_graph: ToGraph, from_fused: FromFused
+) -> TiledNetwork:
+    """Tile large kernels in several ways, and keep those that are predicted to pay for some budget; each of
+    them once more with channels last, where a GPU gains by that.
 
-    `to_graph` fuses, schedules and measures the functions of a tiling as it did those of the whole network.
+    `to_graph` fuses, schedules and measures the functions of a tiling as it did those of the whole network,
+    `from_fused` schedules and measures those with channels last.
     """
     options = c.job.options
     whole = Tiling(c.graph, resolve_pins(c.graph, options.pins))
@@ -56,7 +61,8 @@ def tile_network(c: GraphedNetwork, progress: Progress, *, to_graph: ToGraph) ->
         return TiledNetwork(c, (whole,), 0)
     peak_bytes = all_gpu_peak_bytes(c.graph, c.machine)
     if not options.gpu_memory:
-        return TiledNetwork(c, (whole,), peak_bytes)
+        c, same_kernels = _channels_last(c, [(whole, c)], from_fused, progress)
+        return TiledNetwork(c, (whole, *same_kernels), peak_bytes)
     budgets = budget_bytes(c.job, peak_bytes)
     largest_bytes = max(budgets)
     if c.job.watch is not None:
@@ -64,11 +70,13 @@ def tile_network(c: GraphedNetwork, progress: Progress, *, to_graph: ToGraph) ->
     search_first_plans(c.job, whole, c.machine, budgets)
     limits = sorted(peak_bytes >> level for level in range(1, TILING_LEVELS + 1))
     few = c.job.tile_limits
-    if _is_best_on_cpu(c, whole):
+    needs_gpu = not _is_best_on_cpu(c, whole)
+    if not needs_gpu:
         limits, few = [], None
-    c, found = _tilings(c, whole, limits if few is None else few, largest_bytes, to_graph, progress)
-    if few is not None and not _some_fits((whole, *found), c.machine, min(budgets)):
-        c, found = _tilings(c, whole, limits, largest_bytes, to_graph, progress)
+    c, made = _tilings(c, whole, limits if few is None else few, largest_bytes, to_graph, progress)
+    if few is not None and not _some_fits((whole, *(t for t, _ in made)), c.machine, min(budgets)):
+        c, made = _tilings(c, whole, limits, largest_bytes, to_graph, progress)
+    found = [tiling for tiling, _ in made]
     ways = (whole, *reversed(found))
     if not _some_fits(ways, c.machine, largest_bytes):
         least = min(ways, key=lambda way: smallest_budget_bytes(way.graph, c.machine, way.pins))
@@ -90,8 +98,32 @@ def tile_network(c: GraphedNetwork, progress: Progress, *, to_graph: ToGraph) ->
 
     # all ways, where it is stopped: any of them may be that of the best plan so far
     tilings = watched(c.job.watch, choose, lambda _: ways)
+    graphed = {tiling.limit_bytes: each for tiling, each in ((whole, c), *made)}
+    of_tilings = [(tiling, graphed[tiling.limit_bytes]) for tiling in tilings if needs_gpu]
+    c, same_kernels = _channels_last(c, of_tilings, from_fused, progress)
     c, sides = _side_by_side(c, whole, to_graph, progress)
-    return TiledNetwork(c, (*tilings, *sides), peak_bytes)
+    return TiledNetwork(c, (*tilings, *same_kernels, *sides), peak_bytes)
+
+
+def _channels_last(
+    c: GraphedNetwork,
+    made: Sequence[tuple[Tiling, GraphedNetwork]],
+    from_fused: FromFused,
+    progress: Progress,
+) -> tuple[GraphedNetwork, list[Tiling]]:
+    """Tilings with channels last where a GPU gains by that: the same kernels, for the same budgets."""
+    found: list[Tiling] = []
+    for tiling, graphed in made:
+        if c.job.watch is not None and c.job.watch.is_content():
+            break
+        other = with_channels_last(replace(graphed, library=c.library), from_fused, progress)
+        if other is not None:
+            c = replace(c, library=other.library)
+            found.append(replace(tiling, graph=other.graph))
+        elif not tiling.is_cut_up:
+            break  # tiles gain no more than the whole network, and their functions are many
+    progress.stage("tile")
+    return c, found
 
 
 def _side_by_side(
@@ -159,11 +191,11 @@ def _tilings(
     largest_bytes: int,
     to_graph: ToGraph,
     progress: Progress,
-) -> tuple[GraphedNetwork, list[Tiling]]:
+) -> tuple[GraphedNetwork, list[tuple[Tiling, GraphedNetwork]]]:
     """The network with the functions of its tilings, and these: up to each of the limits, the finest first,
     as far as it is worthwhile for budgets up to `largest_bytes`."""
     widening = _widening(c.graph)
-    found: list[Tiling] = []
+    found: list[tuple[Tiling, GraphedNetwork]] = []
     if len(c.graph.kernels) > MAX_TILED_KERNELS:
         return c, found
     finer = c.unfused
@@ -173,7 +205,8 @@ def _tilings(
         program = tile(c.unfused, int(limit_bytes * widening), gpu_attention(c))
         if program is c.unfused:
             break  # all kernels are within this limit
-        if found and limit_bytes > largest_bytes and _some_fits((whole, *found), c.machine, largest_bytes):
+        ways = (whole, *(t for t, _ in found))
+        if found and limit_bytes > largest_bytes and _some_fits(ways, c.machine, largest_bytes):
             break  # no budget could use larger tiles; where nothing fits, these may need less
         if is_same(program, finer):
             continue  # its tiles are within a finer limit, too
@@ -186,7 +219,7 @@ def _tilings(
         c = replace(c, library=tiled.library)
         pins = carried_pins(whole.graph, whole.pins, tiled.graph)
         if pins is not None and leaves_caches_whole(tiled.graph, whole.graph):
-            found.append(Tiling(tiled.graph, pins, limit_bytes))
+            found.append((Tiling(tiled.graph, pins, limit_bytes), tiled))
     return c, found
 
 

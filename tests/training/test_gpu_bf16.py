@@ -18,6 +18,7 @@ from hybridc.ir import Device, Run
 from hybridc.models.builder import LINEAR_GAIN, GraphBuilder
 from hybridc.results import Planned
 from hybridc.training.artifact import STEP
+from tests.support.layouts import draw_layouts
 from tests.support.machines import EAGER_GPU
 
 TARGET = "cuda:sm_80+avx2"
@@ -82,6 +83,19 @@ def test_losses_are_float32s(
     narrow = losses(compiled(tmp_path / "narrow.hyb", model, loss, "bf16"), feeds, 4)
     assert narrow != wide and emulator.statistics().launches > 0
     np.testing.assert_allclose(narrow, wide, rtol=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_losses_do_not_depend_on_layouts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    model = models.build("cifar_quick", batch=16, size=16, width=16)
+    wide = losses(compiled(tmp_path / "wide.hyb", model, LOSS, "fp32"), images(), 4)
+    draw_layouts(monkeypatch, 1, share)
+    path = compiled(tmp_path / "last.hyb", model, LOSS, "bf16")
+    assert any(tensor.channels_last for tensor in open_artifact(path / STEP).graph.tensors)
+    np.testing.assert_allclose(losses(path, images(), 4), wide, rtol=0.01)
 
 
 @pytest.mark.slow
