@@ -21,8 +21,8 @@ that in `results/gpu_model_suite.json`. The fourth compiles networks by the code
 The others count, for GPUs of sm_75, sm_80 and sm_86, what is judged without times: spilled registers, tensor
 cores, widths of loads, bank conflicts, sectors, waves. They print it for each rule, and end with 1 where a
 threshold (gpu_model/gates.py) is missed for which gpu_model/exceptions.py gives no reason. The first takes
-all of the suite, and notes each kernel in `results/gpu_gates.json`. The last estimates convolutions beside
-products of the same extents, which is what channels-last activations could gain (gpu_model/layouts.py), and
+all of the suite, and notes each kernel in `results/gpu_gates.json`. The last estimates networks as they are
+compiled with planes alone, and with channels last where that is estimated to gain (gpu_model/layouts.py), and
 notes that in `results/gpu_model_layouts.json`.
 
 Needs `nvdisasm` (the extra `bench`) and g++. Times are estimates: docs/benchmarks.md says how far off they
@@ -167,16 +167,14 @@ def _price(networks: Sequence[str], processor: Processor) -> None:
 
 def _lay_out(networks: Sequence[str], processor: Processor) -> None:
     """Rows of the same network on the same GPU replace those that the result has."""
-    from gpu_model.layouts import layout_rows
+    from gpu_model.layouts import layout_row
 
     for network in networks:
-        rows = []
-        for row in layout_rows(network, processor):
-            print(json.dumps(row), flush=True)
-            rows.append(row)
+        row = layout_row(network, processor)
+        print(json.dumps(row), flush=True)
         key = network, processor.name
         others = [r for r in result_rows("gpu_model_layouts") if (r["network"], r["gpu"]) != key]
-        write_result("gpu_model_layouts", [*others, *rows])
+        write_result("gpu_model_layouts", [*others, row])
 
 
 def _compare(checkout: Path, networks: Sequence[str], gpus: Sequence[str]) -> None:

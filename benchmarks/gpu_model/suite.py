@@ -36,7 +36,8 @@ from hybridc.machine import Processor, load_machine
 from hybridc.options import FP32, CompileOptions
 from hybridc.passes.import_model import import_model
 from hybridc.passes.lower.lower import cuda_target
-from hybridc.passes.pipeline import run_stages
+from hybridc.passes.pipeline import FROM_FUSED, run_stages
+from hybridc.passes.stages.channels_last import with_channels_last
 from hybridc.progress import NullProgress
 from hybridc.schedules.cuda.core.launch import lowered_for_gpu
 from hybridc.targets import Target, parse_target
@@ -63,8 +64,10 @@ def kernels_of_network(network: str, processor: Processor) -> list[SuiteKernel]:
     return kernels_of_model(model_of(network), processor, network.partition("@")[2])
 
 
-def kernels_of_model(model: onnx.ModelProto, processor: Processor, precision: str = "") -> list[SuiteKernel]:
-    """The same of a model."""
+def kernels_of_model(
+    model: onnx.ModelProto, processor: Processor, precision: str = "", *, layouts: bool = True
+) -> list[SuiteKernel]:
+    """The same of a model; without `layouts` all tensors keep those that they have in the model."""
     target, machine = target_of(processor), replace(load_machine(), gpu=processor)
     options = CompileOptions(target=target, precision=precision or FP32, machine=machine)
     with tempfile.TemporaryDirectory() as folder:
@@ -74,6 +77,8 @@ def kernels_of_model(model: onnx.ModelProto, processor: Processor, precision: st
         # all that can be stored in 16 bits: times do not depend on what the measured errors would exclude
         job = replace(imported.job, rounding=lambda _, functions: dict.fromkeys(functions, 0.0))
         done = run_stages(replace(imported, job=job), NullProgress(), stop_after="graph")
+        if layouts:  # what the planner takes where the GPU has memory for all kernels
+            done = with_channels_last(done, FROM_FUSED.run, NullProgress()) or done
     assert done.graph is not None and done.scheduled is not None
     kernels = {k.function: k for k in done.graph.kernels if Device.GPU in k.devices}
     calls = Counter(kernel.function for kernel in done.graph.kernels)

@@ -56,25 +56,25 @@ def gpu_model_tables() -> list[str]:
 
 
 def _layouts() -> list[str]:
-    """Convolutions beside products, a row for each network."""
+    """Networks in both forms."""
     layouts = read("gpu_model_layouts")
     lines = [
-        "| network | GPU | convolutions | estimated, ms | as products, ms | times faster at most |",
-        "|---|---|---|---|---|---|",
+        "| network | GPU | kernels | with channels last | planes, ms | chosen, ms | times faster "
+        "| by the closed form |",
+        "|---" * 8 + "|",
     ]
     for row in layouts["rows"]:
-        if "convolutions" in row:
-            us, product_us = row["us"], row["product_us"]
-            lines.append(
-                f"| {row['network']} | {row['gpu']} | {row['convolutions']} | {us / 1e3:.2f} "
-                f"| {product_us / 1e3:.2f} | {us / product_us:.2f} |"
-            )
+        planes_us, chosen_us = row["planes_us"], row["chosen_us"]
+        lines.append(
+            f"| {row['network']} | {row['gpu']} | {row['kernels']} | {row['channels_last']} "
+            f"| {planes_us / 1e3:.2f} | {chosen_us / 1e3:.2f} | {planes_us / chosen_us:.2f} "
+            f"| {row['planes_fast_us'] / row['chosen_fast_us']:.2f} |"
+        )
     return [
-        "What channels-last activations could gain on a GPU: convolutions without groups, as they are with "
-        "channels first (Winograd's algorithm where it is estimated to pay), beside products of the same "
-        "extents, whose left matrix lies in memory row by row. A convolution of channels-last data takes no "
-        "less than that, but for Winograd's algorithm, and transposing what another device reads is not "
-        f"counted (`benchmarks/gpu_model.py --layouts`, {layouts['date']}, estimated):",
+        "Networks entirely on a GPU, with planes alone and with channels last where the closed form, by "
+        "which layouts are chosen, finds them to gain; estimated from machine code, without launches "
+        f"(`benchmarks/gpu_model.py --layouts`, {layouts['date']}; differences of less than 1.4 times are "
+        "within the model's error):",
         "\n".join(lines),
     ]
 
