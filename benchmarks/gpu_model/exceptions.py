@@ -11,8 +11,8 @@ _WINDOWS = (
     "windows of a 3x3 convolution begin at any column of a row, so the input is loaded element by element"
 )
 _BYTES = (
-    "bytes of an image lie along its rows, and tensor cores take them along the channels: a thread loads "
-    "words of four, or single bytes of a window, and transposes them"
+    "in planes elements lie along the rows of an image, as those of a model's input do; tensor cores take "
+    "them along the channels: a thread loads words of four bytes, or single elements of a window"
 )
 EXCEPTIONS: Mapping[tuple[str, str], tuple[float, str]] = {
     ("attention", "multiply_adds_per_shared_load"): (
@@ -46,12 +46,8 @@ EXCEPTIONS: Mapping[tuple[str, str], tuple[float, str]] = {
         1.4,
         "four lanes load half a sector of a query at a time; their next access finds the rest in L1",
     ),
-    ("tensor_core_conv", "filled"): (0.5, _FEW_TILES),
-    ("tensor_core_conv", "sectors"): (
-        1.5,
-        "windows of bytes begin at any byte of a sector, and end in the next",
-    ),
-    ("tensor_core_conv", "wide_loads"): (0.3, _BYTES),
+    ("tensor_core_conv", "filled"): (0.45, _FEW_TILES),
+    ("tensor_core_conv", "wide_loads"): (0.75, _BYTES),
     ("tensor_core_matmul", "filled"): (0.25, _FEW_TILES),
     ("tensor_core_winograd", "filled"): (0.6, _FEW_TILES),
     ("tensor_core_winograd", "sectors"): (

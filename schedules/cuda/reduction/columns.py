@@ -42,8 +42,8 @@ MOST_ROWS = 8
 """Sums of a thread for each column: more would wait for arithmetic rather than for the matrix."""
 _MOST_SUMS = 64
 """Of a thread, in registers."""
-_SHORTEST = 128
-"""Depth from which on threads share a column."""
+_SHORTEST_PRODUCT, _SHORTEST_SUM = 128, 32
+"""Depths from which on threads share a column: a mean over 7x7 pixels with channels last is one."""
 _THREADS = 256
 _ENOUGH_BLOCKS = 128
 """A block for each multiprocessor of all but the largest GPUs."""
@@ -176,7 +176,7 @@ def _read(function: tirx.PrimFunc) -> _Columns | None:
         return None
     anchor = nest.reductions[0]
     depth = math.prod(anchor.extents[axis] for axis in anchor.reduce)
-    if depth < _SHORTEST or str(anchor.buffer.dtype) != "float32" or not is_pointwise(nest, anchor):
+    if depth < _SHORTEST_SUM or str(anchor.buffer.dtype) != "float32" or not is_pointwise(nest, anchor):
         return None
     value, spatial = anchor.value, [axis for axis in anchor.spatial if anchor.extents[axis] > 1]
     if not isinstance(value, tirx.Add) or not isinstance(value.a, ir.TensorLoad) or not spatial:
@@ -190,6 +190,8 @@ def _read(function: tirx.PrimFunc) -> _Columns | None:
         return None
     layout = packed[0] if packed else PackedLayout(8, _STEPS if depth % _STEPS == 0 else 1, 0)
     is_product = isinstance(value.b, tirx.Mul) and len(loads(summand)) > 1
+    if is_product and depth < _SHORTEST_PRODUCT:
+        return None
     bits = [dtype_bits(str(load.source.dtype)) for load in loads(summand) if _uses(load, column)]
     for width in (VECTOR_BITS // b for b in sorted(set(bits))):
         found = _by_lanes(nest, anchor, summand, (spatial, column), layout, width, depth, is_product)

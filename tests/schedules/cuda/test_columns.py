@@ -32,6 +32,11 @@ def cases_of(generator: np.random.Generator) -> dict[str, Case]:
             "few_rows",
         )
         batch = int(generator.integers(1, 4))
+        pixels = int(generator.integers(32, 128))
+        image = normal(batch, pixels, 4 * vectors)
+        found[f"pixels_{number}"] = case(
+            lambda e, x: op.mean(x, [1]), lambda x: x.mean(1), [image], "columns"
+        )
         x = normal(batch, depth, 4 * vectors)
         found[f"mean_{number}"] = case(lambda e, x: op.mean(x, [1]), lambda x: x.mean(1), [x], "columns")
         found[f"squares_{number}"] = case(
