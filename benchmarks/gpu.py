@@ -54,14 +54,16 @@ SUITE: dict[str, tuple[str, dict[str, Any]]] = {
     "unet": ("unet", {"size": 256}),
     "bert": ("bert", {"tokens": 128}),
     "vit_b16": ("vit_b16", {}),
+    "resnet50@fp16": ("resnet50", {}),
 }
+"""Behind an @ stands the precision, where it is not float32."""
 LIGHT = ("squeezenet",)
 """Of onnx's own light models; the others are of `hybridc.models`."""
 BUDGETS = "100%,75%,50%,25%,10%"
 DATA_SHEET_BUDGETS = "100%,25%"
-DETAILED = ("resnet50", "bert")
+DETAILED = ("resnet50", "bert", "resnet50@fp16")
 """Models whose kernels are measured, that torch.compile is tried on, and that a data sheet plans too."""
-TORCH = ("mobilenet_v2", "resnet50", "resnet50:16", "vgg16", "bert", "vit_b16")
+TORCH = ("mobilenet_v2", "resnet50", "resnet50:16", "vgg16", "bert", "vit_b16", "resnet50@fp16")
 TRAINING = ("cifar_quick", 32)
 DATA_SHEET = "h100"
 EMULATED_BYTES = 16 << 30
@@ -217,7 +219,7 @@ class Bench:
             }
             return
         target = f"{self.cuda}+{self.arguments.isa}"
-        command = ["-m", "gpu.kernels", self._of(name) / "model.onnx", "--target", target]
+        command = ["-m", "gpu.kernels", self._of(name) / "model.onnx", "--target", target, *_precision(name)]
         command += [*(["--machine", self.machine] if self.machine else []), *self._emulation]
         yield from json_lines(
             python(*command, limit_s=180 * self._patience), {"table": "kernels", "model": name}
@@ -232,6 +234,7 @@ class Bench:
         command = ["-m", "gpu.peers", network, "--batch", options.get("batch", 1)]
         command += ["--budgets", ",".join(map(str, sorted(set(budgets), reverse=True)))] if budgets else []
         command += ["--seconds", self.arguments.seconds, *(["--compile"] if name in DETAILED else [])]
+        command += ["--half"] if _precision(name) else []
         yield from json_lines(python(*command, limit_s=150), {"table": "torch", "model": name})
 
     def cpu_time(self, name: str) -> Row:
@@ -267,7 +270,7 @@ class Bench:
         artifact = self._of(name) / f"{label}.hyb"
         used = machine or self.machine
         budgets = self.arguments.budgets if machine is None else DATA_SHEET_BUDGETS
-        options = ["--gpu-memory", budgets, *(["--machine", used] if used else [])]
+        options = ["--gpu-memory", budgets, *(["--machine", used] if used else []), *_precision(name)]
         row = self._compile(name, artifact, f"{self.cuda}+{self.arguments.isa}", *options)
         if is_failure(row):
             return row
@@ -297,6 +300,12 @@ class Bench:
     @cached_property
     def _emulation(self) -> list[str]:
         return ["--emulate-gpu", str(EMULATED_BYTES)] if self.arguments.emulate_gpu else []
+
+
+def _precision(name: str) -> list[str]:
+    """Options of the command line for a model of the suite."""
+    precision = name.partition("@")[2]
+    return ["--precision", precision] if precision else []
 
 
 def _is_measured(row: Row, name: str) -> bool:

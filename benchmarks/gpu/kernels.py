@@ -1,12 +1,13 @@
 """Every distinct GPU kernel of a model by itself, beside its prediction and cuDNN or cuBLAS.
 
-    python -m gpu.kernels MODEL.onnx --target cuda:sm_90+avx2 --machine PROFILE.json
+    python -m gpu.kernels MODEL.onnx --target cuda:sm_90+avx2 --machine PROFILE.json [--precision fp16]
 
 Calls are queued up behind a kernel that only waits, so that events on the stream show the GPU's own time
 and not how fast calls are issued; `issued_us` is the time of a call in a loop without that, which is what
 `--profile-kernels` and `machine calibrate` measure. A call finds none of its arguments in a cache. The
-library's time is that of the convolution or product alone, in float32 without TF32 and without the epilogue
-that our kernel has; cuDNN chooses its fastest algorithm. Prints a JSON object a kernel, those that count most
+library's time is that of the convolution or product alone, in float32 without TF32, or with
+`--precision fp16` in float16 with channels last, and without the epilogue that our kernel has; cuDNN chooses
+its fastest algorithm. Prints a JSON object a kernel, those that count most
 first. With `--emulate-gpu` every kernel runs once, and nothing is timed.
 """
 
@@ -19,6 +20,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--target", required=True)
     parser.add_argument("--machine")
+    parser.add_argument("--precision", default="fp32")
     parser.add_argument("--emulate-gpu", type=int, metavar="BYTES")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -66,17 +69,22 @@ def kernel_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     from hybridc.ir import Device
     from hybridc.machine import load_machine
     from hybridc.options import CompileOptions
-    from hybridc.passes.pipeline import run_stages
+    from hybridc.passes.pipeline import FROM_FUSED, run_stages
     from hybridc.passes.planner.model.cost import kernel_us
+    from hybridc.passes.stages.channels_last import with_channels_last
     from hybridc.progress import NullProgress
     from hybridc.targets import parse_target
     from hybridc.tuning.measure import Arguments
 
     target = parse_target(arguments.target)
     machine = load_machine(arguments.machine) if arguments.machine else load_machine()
-    done = run_stages(
-        import_model(arguments.model, CompileOptions(target=target))[1], NullProgress(), stop_after="graph"
-    )
+    options = CompileOptions(target=target, machine=machine, precision=arguments.precision)
+    network = import_model(arguments.model, options)[1]
+    # all that can be stored in 16 bits: times do not depend on what the measured errors would exclude
+    job = replace(network.job, rounding=lambda _, functions: dict.fromkeys(functions, 0.0))
+    done = run_stages(replace(network, job=job), NullProgress(), stop_after="estimate")
+    # what the planner takes where the GPU has memory for all kernels
+    done = with_channels_last(done, FROM_FUSED.run, NullProgress()) or done
     assert done.graph is not None and done.scheduled is not None
     kernels = {k.function: k for k in reversed(done.graph.kernels) if Device.GPU in k.devices}
     calls = Counter(kernel.function for kernel in done.graph.kernels)
@@ -109,14 +117,15 @@ def kernel_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             "calls": calls[name],
             "flops": kernel.flops,
             "bytes_moved": kernel.bytes_moved,
-            "predicted_us": round(kernel_us(kernel, machine, Device.GPU), 2),
+            "predicted_us": round(kernel_us(kernel, done.machine, Device.GPU), 2),
             "origins": list(kernel.origins)[:4],
         }
         if arguments.emulate_gpu:
             call(0)
         else:
             row |= _timed(call, row, machine.gpu.peak_gflops, machine.gpu.bandwidth_gb_s)
-            row |= _library(row, [nodes[o] for o in kernel.origins if o in nodes], shapes)
+            own_nodes = [nodes[o] for o in kernel.origins if o in nodes]
+            row |= _library(row, own_nodes, shapes, is_half=arguments.precision == "fp16")
         rows.append(row)
     return sorted(rows, key=lambda row: -row["calls"] * row.get("us", row["predicted_us"]))
 
@@ -132,24 +141,37 @@ def _timed(call: Call, row: dict[str, Any], peak_gflops: float, bandwidth_gb_s: 
 
 
 def _library(
-    row: dict[str, Any], nodes: Sequence[onnx.NodeProto], shapes: dict[str, tuple[int, ...]]
+    row: dict[str, Any],
+    nodes: Sequence[onnx.NodeProto],
+    shapes: dict[str, tuple[int, ...]],
+    *,
+    is_half: bool,
 ) -> dict[str, Any]:
     """Time of the same convolution or product in PyTorch, if the kernel has exactly one."""
     products = [node for node in nodes if node.op_type in ("Conv", "MatMul", "Gemm")]
     if len(products) != 1 or not all(name in shapes for name in products[0].input[:2]):
         return {}
-    us = gpu_us(_product(products[0], shapes))
+    us = gpu_us(_product(products[0], shapes, is_half=is_half))
     return {"library_us": round(us, 2), "library_over_ours": round(us / row["us"], 3)}
 
 
-def _product(node: onnx.NodeProto, shapes: dict[str, tuple[int, ...]]) -> Call:
+def _product(node: onnx.NodeProto, shapes: dict[str, tuple[int, ...]], *, is_half: bool) -> Call:
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
     sizes = [shapes[name] for name in node.input[:2]]
     count = -(-CACHE_BYTES // max(1 << 17, sum(4 * torch.Size(size).numel() for size in sizes)))
-    sets = [[torch.rand(size, device="cuda") + 0.5 for size in sizes] for _ in range(min(count, MAX_SETS))]
+
+    def drawn(size: tuple[int, ...]) -> torch.Tensor:
+        values = torch.rand(size, device="cuda") + 0.5
+        if not is_half:
+            return values
+        return values.half().contiguous(
+            memory_format=torch.channels_last if len(size) == 4 else torch.contiguous_format
+        )
+
+    sets = [[drawn(size) for size in sizes] for _ in range(min(count, MAX_SETS))]
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     if node.op_type == "Conv":
         rank = len(sizes[0]) - 2

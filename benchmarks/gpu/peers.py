@@ -1,6 +1,6 @@
 """Networks of the suite in PyTorch on the GPU: resident, compiled, offloaded, split. TF32 is off.
 
-    python -m gpu.peers MODEL [--budgets BYTES,BYTES] [--seconds 1] [--compile] [--cpu]
+    python -m gpu.peers MODEL [--budgets BYTES,BYTES] [--seconds 1] [--compile] [--half] [--cpu]
 
 The architectures are those of torchvision, cut into a sequence of blocks; times depend on no weights. Inputs
 start and outputs end in the host's memory. With a budget there are two ways to hold less on the GPU:
@@ -10,7 +10,8 @@ start and outputs end in the host's memory. With a budget there are two ways to 
 `split`    blocks from the front stay and run on the GPU, the others on the CPU.
 
 What both may hold of weights is the budget less what activations and cuDNN take in a run with everything
-resident. Rows have the most bytes that PyTorch had allocated in a run. Prints a JSON object a row.
+resident. With `--half` weights and images are float16 with channels last, as tensor cores take them. Rows
+have the most bytes that PyTorch had allocated in a run. Prints a JSON object a row.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--compile", action="store_true", help="also what torch.compile makes of it")
+    parser.add_argument("--half", action="store_true", help="in float16, with channels last")
     parser.add_argument("--cpu", action="store_true", help="on the CPU, without times: a check of this file")
     arguments = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
@@ -45,13 +47,24 @@ def main() -> None:
     blocks, x = NETWORKS[arguments.model](arguments.batch)
     blocks.eval().requires_grad_(False)
     with torch.no_grad():
+        expected = blocks(x)
+        if arguments.half:
+            blocks.half().to(memory_format=torch.channels_last)
+            x = x.half() if x.is_floating_point() else x
         if arguments.cpu:
-            print(json.dumps({"model": arguments.model, "shape": list(blocks(x).shape)}))
+            _check(blocks(x), expected)
+            print(json.dumps({"model": arguments.model, "shape": list(expected.shape)}))
             return
-        _measure(blocks, x, arguments)
+        _measure(blocks, x, expected, arguments)
 
 
-def _measure(blocks: nn.Sequential, x: Tensor, arguments: argparse.Namespace) -> None:
+def _check(found: Tensor, expected: Tensor) -> None:
+    tolerance = 1e-2 if found.dtype == torch.float16 else 1e-3
+    largest = expected.abs().max().item()
+    assert torch.allclose(found.cpu().float(), expected, rtol=tolerance, atol=tolerance * max(largest, 1.0))
+
+
+def _measure(blocks: nn.Sequential, x: Tensor, expected: Tensor, arguments: argparse.Namespace) -> None:
     def report(engine: str, run: Call, **more: Any) -> int:
         run()
         torch.cuda.reset_peak_memory_stats()
@@ -63,10 +76,9 @@ def _measure(blocks: nn.Sequential, x: Tensor, arguments: argparse.Namespace) ->
         print(json.dumps(row | {"peak_bytes": peak_bytes} | ms), flush=True)
         return peak_bytes
 
-    expected = blocks(x)
     weights = [block_bytes(block) for block in blocks]
     blocks.cuda()
-    assert torch.allclose(blocks(x.cuda()).cpu(), expected, rtol=1e-3, atol=1e-3)
+    _check(blocks(x.cuda()), expected)
     run_bytes = report("eager", lambda: blocks(x.cuda()).cpu()) - sum(weights)
     for budget in arguments.budgets:
         blocks.cpu()
@@ -81,7 +93,7 @@ def _measure(blocks: nn.Sequential, x: Tensor, arguments: argparse.Namespace) ->
             print(json.dumps(row | {"fits": False}), flush=True)
             continue
         run = Offloaded(blocks, resident, x)
-        assert torch.allclose(run(), expected, rtol=1e-3, atol=1e-3)
+        _check(run(), expected)
         streamed = sum(size for n, size in enumerate(weights) if n not in resident)
         report("offload", run, budget_bytes=budget, streamed_bytes=streamed)
         run.restore()
