@@ -140,7 +140,7 @@ class TiledNetwork:
     whole: GraphedNetwork
     """The network without tiling; its library has the functions of all tilings."""
     tilings: tuple[Tiling, ...]
-    """The whole network first, then tilings of it."""
+    """The whole network first, then tilings of it, then those of them that have other layouts, too."""
     all_gpu_peak_bytes: int
     """What the whole network needs entirely on the GPU; 0 without a GPU."""
 

@@ -50,7 +50,7 @@ class ColumnCut:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """The graph of the network, whole or cut up, and for which budgets it is planned."""
+    """The graph of the network, whole or cut up, in some layouts, and for which budgets it is planned."""
 
     graph: Graph
     pins: Pins = field(default_factory=dict)

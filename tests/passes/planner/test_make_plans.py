@@ -41,6 +41,19 @@ def test_without_budgets_there_is_one_plan_without_a_limit() -> None:
         assert plan.budget_bytes is None
 
 
+def test_the_faster_of_two_forms_of_a_network_is_taken() -> None:
+    """Layouts are decided so: the forms have the same kernels, in other times."""
+    slow = chain(3)
+    fast = replace(slow, kernels=tuple(replace(k, function=f"{k.name}_fast") for k in slow.kernels))
+    times = {(k.function, device): 50.0 for k in slow.kernels for device in BOTH}
+    times |= {(k.function, device): 20.0 for k in fast.kernels for device in BOTH}
+    measured = replace(machine(), measured_us=times)
+    for budgets in ([], [all_gpu_peak_bytes(slow, measured)]):
+        for forms in ((slow, fast), (fast, slow)):
+            ((chosen, _),) = make_plans([*map(Tiling, forms)], measured, budgets, BOTH, effort=BRIEF)
+            assert chosen.graph == fast
+
+
 def test_budget_that_cannot_be_met_is_named() -> None:
     graph = chain(2)
     pins = {kernel.name: Device.GPU for kernel in graph.kernels}
