@@ -1,5 +1,7 @@
-"""Stage `layout`: the blocked layout of convolutional networks, for targets without a GPU.
+"""Layouts of activations: blocked ones where a CPU runs alone, channels last beside a GPU.
 
+Beside a GPU `channels_last.py` chooses between planes and channels last; `stages/tile.py` hands both forms to
+the planner. All else is stage `layout`, the blocked layout of convolutional networks, where there is no GPU:
 `layout.py` is the stage, `state.py` records the forms of each tensor; the others make operators, weights and
 functions of training steps for blocked tensors.
 

@@ -11,7 +11,8 @@ from hybridc.passes.estimate import estimated_us
 from hybridc.passes.layout.channels_last import Origins, Us, choose_channels_last, in_layout, lay_out
 from hybridc.passes.phases import FusedNetwork, GraphedNetwork, Times
 from hybridc.passes.planner.model.cost import kernel_us
-from hybridc.passes.schedule import schedule_functions, schedule_requests
+from hybridc.passes.schedule import schedule_functions
+from hybridc.passes.stages.kernels import requests_of
 from hybridc.progress import Progress
 from hybridc.schedules.cuda.tensor_core.tensor_core import multiplied_factors
 from hybridc.schedules.rule import Request
@@ -29,14 +30,7 @@ def with_channels_last(c: GraphedNetwork, from_fused: FromFused, progress: Progr
     """
     if not c.job.options.target.has_gpu or c.job.many_sizes or c.job.open_axes:
         return None  # kernels of several sizes read the same weights, packed alike
-    requests = schedule_requests(
-        c.program,
-        c.job.options.target,
-        winograd=c.job.options.fast_algorithms,
-        int8_activations=c.job.options.int8_activations,
-        threads=c.job.options.cpu_threads,
-        gpu=c.job.options.machine.gpu,
-    )
+    requests = requests_of(c.job, c.program)
     convolutions = {
         name: factors
         for name, request in requests.items()

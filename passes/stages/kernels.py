@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 
+from hybridc.ir import Device
 from hybridc.passes.estimate import estimated_us
 from hybridc.passes.guards import with_guards
 from hybridc.passes.lower.lower import cuda_target
@@ -11,10 +13,11 @@ from hybridc.passes.padding import without_padding
 from hybridc.passes.phases import (
     FusedNetwork,
     GraphedNetwork,
+    Job,
     ScheduledNetwork,
     Times,
 )
-from hybridc.passes.program.program import with_own_names
+from hybridc.passes.program.program import Program, with_own_names
 from hybridc.passes.read_graph import read_graph
 from hybridc.passes.schedule import (
     choose_tiles,
@@ -24,13 +27,13 @@ from hybridc.passes.schedule import (
     with_one_layout,
 )
 from hybridc.progress import Progress
+from hybridc.schedules.rule import Request
 
 
-def schedule_network(c: FusedNetwork, progress: Progress) -> ScheduledNetwork:
-    """Schedule the functions that the library has no code for, for each device of the target."""
-    options, known = c.job.options, c.library.scheduled
-    program = with_own_names(c.program, c.library.weights)
-    requests = schedule_requests(
+def requests_of(job: Job, program: Program, known: Container[tuple[str, Device]] = ()) -> dict[str, Request]:
+    """What a job asks of the functions of a program, but for those that are `known`."""
+    options = job.options
+    return schedule_requests(
         program,
         options.target,
         known,
@@ -38,9 +41,16 @@ def schedule_network(c: FusedNetwork, progress: Progress) -> ScheduledNetwork:
         int8_activations=options.int8_activations,
         threads=options.cpu_threads,
         gpu=options.machine.gpu,
-        many_sizes=c.job.many_sizes,
-        open_dimensions=any(c.job.open_axes.values()),
+        many_sizes=job.many_sizes,
+        open_dimensions=any(job.open_axes.values()),
     )
+
+
+def schedule_network(c: FusedNetwork, progress: Progress) -> ScheduledNetwork:
+    """Schedule the functions that the library has no code for, for each device of the target."""
+    known = c.library.scheduled
+    program = with_own_names(c.program, c.library.weights)
+    requests = requests_of(c.job, program, known)
     scheduled = schedule_functions(requests, c.job.devices, progress.kernels, c.job.cache)
     if c.job.chooser is not None:
         scheduled = choose_tiles(program, requests, scheduled, c.job.chooser)

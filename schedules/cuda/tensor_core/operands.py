@@ -56,10 +56,10 @@ def operand(
         True: widest_load(element, inner, depth.extent, widest),
         False: widest_load(element, position, positions.extent, widest),
     }
-    pieces = widths[True] < widest and widest_piece(element_in, inner, depth.extent, step, widest)
-    if pieces and pieces > max(widths.values()):
-        made = loaded(Operand, pieces, along_depth=True)
-        return replace(made, element=element_in(pieces), in_pieces=True)
+    piece = 1 if widths[True] == widest else widest_piece(element_in, inner, depth.extent, step, widest)
+    if piece > max(widths.values()):
+        made = loaded(Operand, piece, along_depth=True)
+        return replace(made, element=element_in(piece), in_pieces=True)
     if product.dtype == INT8 and widths[True] < WORD:
         if widths[False] >= WORD:
             return gathered(WORD, in_pairs=True)

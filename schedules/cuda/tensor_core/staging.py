@@ -314,8 +314,7 @@ def in_order(corner: ir.Expr) -> Positions:
 
 def widest_load(element: Element, variable: ir.Var, extent: int, most: int) -> int:
     """Elements that a load along an axis of `extent` positions, named by `variable`, can have at most."""
-    fits = (w for w in (16, 8, 4, 2) if w <= most and extent % w == 0)
-    return next((w for w in fits if steps_by_one(element, variable, w)), 1)
+    return widest_piece(lambda width: element, variable, extent, extent, most)
 
 
 def widest_piece(named: Callable[[int], Element], variable: ir.Var, extent: int, step: int, most: int) -> int:
